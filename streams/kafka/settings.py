@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 
 from streams.errors import ConfigError
 from streams.kafka.connection import ConnectionLog
@@ -108,13 +108,17 @@ _CONSUMER: Final[Mapping[str, object]] = {
     "topic.metadata.propagation.max.ms": 3_000,
 }
 
+_BEHIND_THE_LAST: Final = "kes.behind.the.last"
+"""A setting that librdkafka does not know."""
+
 
 class ClientSettings:
     """Built once per event source; a value that any thread may use. ``repr`` masks secrets.
 
     ``overrides`` are settings of librdkafka (``security.protocol``, ``sasl.*``, ``ssl.*``, ``compression.type`` ...);
     they win over the values here, except for the ``RESERVED`` ones: ``ConfigError``. Keys that librdkafka does not
-    know, and values that it refuses, are found when the first client is built (``build``), also as ``ConfigError``.
+    know, and values that it refuses, are found when the first client is built (``build``, ``check``), also as
+    ``ConfigError``.
     """
 
     def __init__(
@@ -179,9 +183,16 @@ class ClientSettings:
             "allow.auto.create.topics": False,
         }
 
-    def admin(self) -> dict[str, object]:
-        """Configuration of an admin client."""
-        return {**self._base(f"{self.client_id}.admin"), "retry.backoff.ms": 20, **self.overrides}
+    def check(self) -> None:
+        """Raise ``ConfigError`` for an override whose name or value librdkafka refuses. Makes no client."""
+        # For clients that take security alone from here: a name that is misspelt is found before anything is done.
+        # librdkafka takes the settings in order, and refuses the last one before it makes anything.
+        try:
+            Producer({**self.overrides, _BEHIND_THE_LAST: ""})
+        except (KafkaException, ValueError, TypeError) as error:
+            refusal = _refused(error, self.overrides)
+            if _BEHIND_THE_LAST not in str(refusal):
+                raise refusal from None
 
     def _base(self, client_id: str) -> dict[str, object]:
         return {**_COMMON, "bootstrap.servers": self.bootstrap_servers, "client.id": client_id}
@@ -195,11 +206,15 @@ def build(factory: Callable[..., C], config: dict[str, object], connection: Conn
     try:
         return factory({**config, "error_cb": connection.on_error}, logger=connection)
     except (KafkaException, ValueError, TypeError) as error:
-        text = error_of(error).str() if isinstance(error, KafkaException) else str(error)
-        for key, value in config.items():  # librdkafka repeats the value that it could not parse
-            if is_secret(key) and isinstance(value, str) and value:
-                text = text.replace(value, "***")
-        raise ConfigError(f"kafka settings: {text}") from None
+        raise _refused(error, config) from None
+
+
+def _refused(error: Exception, config: Mapping[str, object]) -> ConfigError:
+    text = error_of(error).str() if isinstance(error, KafkaException) else str(error)
+    for key, value in config.items():  # librdkafka repeats the value that it could not parse
+        if is_secret(key) and isinstance(value, str) and value:
+            text = text.replace(value, "***")
+    return ConfigError(f"kafka settings: {text}")
 
 
 def is_secret(key: str) -> bool:

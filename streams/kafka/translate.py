@@ -8,13 +8,11 @@ Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error han
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError
 
-from streams.errors import BrokerUnavailable, ConfigError, TopicError
-from streams.kafka.permissions import Right, denied
+from streams.errors import BrokerUnavailable, ConfigError
 
 FENCED: Final = frozenset(
     {
@@ -107,35 +105,6 @@ UNDECIDED: Final = frozenset(
 )
 """The group's coordinator does not know the committed offsets yet, or is another broker by now."""
 
-NO_ANSWER: Final = (
-    UNREACHABLE
-    | UNDECIDED
-    | {
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError._WAIT_COORD,
-        KafkaError._NOENT,  # a partition without a leader, to an admin client that asks for its offsets
-        KafkaError._WAIT_CACHE,
-        KafkaError._UNKNOWN_BROKER,
-        KafkaError._DESTROY_BROKER,
-        KafkaError._NODE_UPDATE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.NOT_CONTROLLER,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.OFFSET_NOT_AVAILABLE,  # from a leader that is new
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.REBOOTSTRAP_REQUIRED,
-    }
-)
-"""The cluster (or the part that matters) does not answer for now: trying again may help."""
-
 
 def error_of(exception: BaseException) -> KafkaError:
     """The ``KafkaError`` inside an exception of confluent-kafka; ``_FAIL`` with its text for anything else."""
@@ -154,22 +123,16 @@ def nothing_listens(addresses: str) -> str:
 def plain(reason: str, addresses: str) -> str:
     """Return the last news of the connections, in plain words where no broker is there at all."""
     # Of several brokers another one may be there, and a broker may advertise an address that refuses.
-    address = addresses.strip()
-    is_named = f"{address}/" in reason or f"{address}: " in reason  # in librdkafka's words, and in those of `wire`
-    refused = "Connection refused" in reason and "," not in addresses and is_named
+    only, wherever = addresses.strip(), ("/", ": Connection")  # as librdkafka has it, and our own connections
+    refused = "Connection refused" in reason and "," not in only and any(only + end in reason for end in wherever)
     return nothing_listens(addresses) if refused else reason
 
 
-def broker_unavailable(
-    step: str, addresses: str, error: KafkaError | None = None, reason: str = ""
-) -> BrokerUnavailable:
+def broker_unavailable(step: str, addresses: str, reason: str = "") -> BrokerUnavailable:
     """``step`` could not be done because nothing answered; ``reason`` is the last news of the connections."""
     if (words := plain(reason, addresses)) != reason:
         return BrokerUnavailable(f"{step}: {words}")
-    causes = [f"{error.name()}: {error.str()}"] if error is not None else []
-    if reason and (error is None or reason not in causes[0]):
-        causes.append(reason)
-    cause = f" ({'; '.join(causes)})" if causes else ""
+    cause = f" ({reason})" if reason else ""
     return BrokerUnavailable(
         f"{step}: no answer from Kafka at {addresses}{cause}; check the address, security.protocol (with TLS or not?), "
         "and that it runs"
@@ -180,8 +143,10 @@ def refused(reason: str, addresses: str) -> ConfigError | None:
     """Return the error for the last news of connections that trying again does not cure: wrong credentials, or a
     certificate that one of the two sides does not take. ``None``: it may be cured."""
     if reason.startswith("_AUTHENTICATION"):
-        advice = "check sasl.mechanism, sasl.username and sasl.password, or the token of oauth_cb"
-        return ConfigError(f"Kafka at {addresses} refuses the credentials ({reason}); {advice}")
+        return ConfigError(
+            f"Kafka at {addresses} refuses the credentials ({reason}); check sasl.mechanism, sasl.username and "
+            "sasl.password, or the token of oauth_cb"
+        )
     if reason.startswith("_SSL") or "tls alert" in reason or "sslv3 alert" in reason:
         return ConfigError(
             f"TLS with Kafka at {addresses} failed ({reason}). The broker's certificate must be signed by an authority "
@@ -189,25 +154,3 @@ def refused(reason: str, addresses: str) -> ConfigError | None:
             "certificate needs ssl.certificate.location and ssl.key.location"
         )
     return None
-
-
-def request_failed(
-    step: str, addresses: str, error: KafkaError, reason: str = "", needed: Sequence[Right] = ()
-) -> BrokerUnavailable | TopicError | ConfigError:
-    """An administrative request failed: for want of an answer, of permission (it needs ``needed``), or because of the
-    request itself."""
-    code = error.code()
-    if code == KafkaError.UNSTABLE_OFFSET_COMMIT:
-        return BrokerUnavailable(
-            f"{step}: a transaction that holds offsets is still open at {addresses} ({error.name()}); it ends when its"
-            " producer comes back or its transaction timeout is over"
-        )
-    if code in NO_ANSWER:
-        return refused(reason, addresses) or broker_unavailable(step, addresses, error, reason)
-    if code in DENIED:
-        return ConfigError(
-            f"{step}: Kafka at {addresses} refuses the credentials ({error.str()}); check the sasl.* settings"
-        )
-    if code in NOT_AUTHORIZED:
-        return TopicError(f"{step}: {denied(error.name(), needed)}")
-    return TopicError(f"{step}: {error.name()}: {error.str()}")

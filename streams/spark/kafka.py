@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -22,10 +19,7 @@ from streams.spark.options import KafkaSettings, TokenCallback
 TIMEOUT_SECONDS = 30.0
 ASK_SECONDS = 10.0
 """What one request to the cluster may take, before it is made again."""
-GRACE_SECONDS = 2.0
-"""What is waited beyond the client's own limit, before the client is taken for stuck."""
 
-K = TypeVar("K")
 _ADMINS: dict[tuple[tuple[str, str], ...], TopicAdmin] = {}
 
 _log = logging.getLogger(__name__)
@@ -35,7 +29,7 @@ def client(kind: Any, kafka: KafkaSettings, settings: dict[str, Any] | None = No
     """A librdkafka client of a kind; raises ``ConfigError`` for settings that it does not know."""
     if isinstance(callback := kafka.get("oauth_cb"), TokenCallback):
         callback.function()  # within the client, an error of the import would be one of the login
-    # AdminClient, Consumer and Producer take the same dict; Any, because their stubs disagree about it.
+    # Consumer and Producer take the same dict; Any, because their stubs disagree about it.
     merged = {"client.id": "kes-spark", "log_level": 3, **kafka, **(settings or {})}
     try:
         return kind(merged, logger=_log)
@@ -79,22 +73,6 @@ def reason_of(error: KafkaException | TransactionFailed) -> KafkaError:
         return reason
     code = Code.__members__.get(error.code, getattr(KafkaError, error.code, KafkaError._FAIL))
     return KafkaError(int(code), error.reason)
-
-
-def answers(futures: Mapping[K, Future[Any]], seconds: float) -> dict[K, Any]:
-    """The results of an admin request, and the error where there is one. Raises ``KafkaException`` (``_TIMED_OUT``)
-    when an answer is missing after ``seconds``: a client of librdkafka may never give it, whatever its own limit is.
-    """
-    deadline = time.monotonic() + seconds
-    found: dict[K, Any] = {}
-    for key, future in futures.items():
-        try:
-            found[key] = future.result(max(0.0, deadline - time.monotonic()))
-        except KafkaException as error:
-            found[key] = error
-        except FutureTimeout:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer in {seconds:g} s")) from None
-    return found
 
 
 def topic_admin(kafka: KafkaSettings) -> TopicAdmin:

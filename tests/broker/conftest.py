@@ -40,8 +40,9 @@ def settings(kafka_broker: BrokerAddress) -> ClientSettings:
 
 
 @pytest.fixture
-def admin(settings: ClientSettings) -> TopicAdmin:
-    return TopicAdmin(settings)
+def admin(settings: ClientSettings) -> Iterator[TopicAdmin]:
+    with closing(TopicAdmin(settings)) as admin:
+        yield admin
 
 
 @pytest.fixture

@@ -235,7 +235,7 @@ async def an_outage_is_no_reason_to_give_up(asker: Asker) -> None:
     member = Member(asker, "a", rebalance=5.0, session=12.0)
     await settled(member)
     strikes = member.machine.strikes
-    strikes["FindCoordinator"] = [*[Strike.REQUEST_LOST] * 10_000]
+    strikes["FindCoordinator"] = [Strike.REQUEST_LOST] * 10_000
     strikes["Heartbeat"] = [Strike.REQUEST_LOST]
     await elapse(2 * BEAT)
     member.membership.leave()
@@ -250,7 +250,8 @@ async def a_group_that_moved_away_from_a_silent_broker_is_joined_elsewhere(asker
     """The broker keeps the connection, and the JoinGroup; a JoinGroup may take long."""
     member = Member(asker, "a", rebalance=60.0)
     await settled(member)
-    began, member.machine.strikes["JoinGroup"] = asker.loop.time(), [Strike.HANGS]
+    began = asker.loop.time()
+    member.machine.strikes["JoinGroup"] = [Strike.HANGS]
     member.membership.leave()
     await elapse(1.0)
     asker.wire.move(GROUP)

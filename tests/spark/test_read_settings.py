@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -25,12 +27,12 @@ from streams.events import event_type
 from streams.kafka.reading.consumer import reading_failed
 from streams.kafka.translate import (
     BLOCKED,
+    DENIED,
     FENCED,
     NO_SUCH_TOPIC,
     NOT_AUTHORIZED,
     READING_ENDS,
     REFUSED,
-    request_failed,
 )
 from streams.records import TopicPartition
 from streams.spark.kafka import client, translated
@@ -43,6 +45,8 @@ from streams.spark.typed.events import _types_option
 from streams.spark.writing import sink_transaction as transaction
 from streams.spark.writing.sink import StreamWriter, target_of
 from streams.spark.writing.write_options import stream_write_options, write_options
+from tests.unit.scripted_broker import GARBAGE, GONE, MUTE
+from tests.unit.topics_broker import TopicsBroker, served
 
 pytestmark = pytest.mark.spark
 P0 = TopicPartition("t", 0)
@@ -128,13 +132,9 @@ def test_settings_of_the_user_are_not_passed_over(monkeypatch: pytest.MonkeyPatc
         raise Told({**kafka, **(settings or {})})
 
     monkeypatch.setattr(reader, "client", made)
-    monkeypatch.setattr(topic_logs, "client", made)
-    for ask in (lambda: reader._RangeReader(Range("t", 0, 0, 5, "id"), mine), lambda: LogView(mine)._client()):
-        with pytest.raises(Told) as told:
-            ask()
-        settings = told.value.args[0]
-        assert {name: settings[name] for name in given if name in settings}.items() <= given.items()
-        assert settings["reconnect.backoff.max.ms"] == "9"
+    with pytest.raises(Told) as told:
+        reader._RangeReader(Range("t", 0, 0, 5, "id"), mine)
+    assert told.value.args[0].items() >= given.items()
 
 
 @pytest.mark.parametrize("name", ["error_cb", "default.topic.config"])
@@ -147,7 +147,7 @@ def test_a_setting_that_no_text_can_be_is_told_as_that(name: str) -> None:
 def test_a_time_behind_an_open_transaction(monkeypatch: pytest.MonkeyPatch, edge: str, at: int) -> None:
     """Records 100 to 149 are older than the time, and not readable yet. A read ends before them, and one that begins
     at this time never gives them."""
-    monkeypatch.setattr(LogView, "_offsets", lambda view, *asked: [{P0: 150}])
+    monkeypatch.setattr(LogView, "_patiently", lambda view, ask, doing: {P0: 150})
     mine = options(**{f"{edge}Timestamp": "5"})
     logs = {"t": TopicLog("x", {0: Bounds(0, 100, 200)})}
     found = LogView(mine).resolve(mine.starting if edge == "starting" else mine.ending, logs)
@@ -210,38 +210,13 @@ def test_a_failed_write_is_fenced_or_refused_as_by_the_engine() -> None:
     assert differ == []
 
 
-def test_a_request_is_made_again_exactly_where_the_engine_makes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_logs.time, "sleep", lambda seconds: None)
-    differ = []
-    for name, _, error in each_code():
-        answers: Iterator[KafkaException | None] = iter([error, None])
-
-        def ask(answers: Iterator[KafkaException | None] = answers) -> str:
-            failure = next(answers)
-            if failure is not None:
-                raise failure
-            return "the answer"
-
-        try:
-            is_asked_again = LogView(options())._patiently(ask, "asking") == "the answer"
-        except StreamsError:
-            is_asked_again = False
-        if is_asked_again != isinstance(request_failed("asking", "b:1", error.args[0]), BrokerUnavailable):
-            differ.append(name)
-    assert differ == []
-
-
-def test_refused_credentials_and_missing_topics_are_what_the_engine_calls_them() -> None:
+def test_refused_credentials_and_missing_rights_and_topics_are_told_as_that() -> None:
     differ = []
     for name, code, error in each_code():
         found = translated(error, "asking", KAFKA)
-        engine = request_failed("asking", "b:1", error.args[0])
-        # A missing right is an error of the topic there, of the settings here.
-        if isinstance(found, ConfigError) != (isinstance(engine, ConfigError) or code in NOT_AUTHORIZED):
+        if isinstance(found, ConfigError) != (code in DENIED or code in NOT_AUTHORIZED):
             differ.append(name)
         if isinstance(found, TopicError) != (code in NO_SUCH_TOPIC):
-            differ.append(name)
-        if isinstance(found, BrokerUnavailable) and not isinstance(engine, BrokerUnavailable):
             differ.append(name)
     assert differ == []
 
@@ -269,91 +244,111 @@ def test_a_read_ends_where_the_engines_ends(monkeypatch: pytest.MonkeyPatch) -> 
     assert differ == []
 
 
-def answered(value: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    if isinstance(value, BaseException):
-        future.set_exception(value)
-    else:
-        future.set_result(value)
-    return future
-
-
-class Admin:
-    """A client whose answers come from ``script``: ``None`` never comes, an error code is raised."""
-
-    def __init__(self, script: Iterator[int | None]) -> None:
-        self._script = script
-
-    def __len__(self) -> int:
-        return 0  # as the real one has it: a client with nothing to do counts as false
-
-    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Future[Any]]:
-        step = next(self._script)
-        if step is None:
-            return {"t": Future()}
-        if step:
-            return {"t": answered(KafkaException(KafkaError(step)))}
-        return {"t": answered(SimpleNamespace(topic_id="x", is_internal=False, partitions=[SimpleNamespace(id=0)]))}
-
-    def list_offsets(self, wanted: Any, isolation_level: Any, request_timeout: float) -> dict[Any, Future[Any]]:
-        return {place: answered(SimpleNamespace(offset=7)) for place in wanted}
+@pytest.fixture
+def broker() -> Iterator[TopicsBroker]:
+    with served(TopicsBroker(brokers=2, topics={"t": 2, "u": 1, "__internal": 1})) as broker:
+        broker.topic_id = UUID(int=2**128 - 1)
+        yield broker
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int | None], list[Admin]]:
-    """What the clients answer, in order, and the clients that were made."""
-    steps: list[int | None] = []
-    made: list[Admin] = []
-    answers = iter(lambda: steps.pop(0) if steps else 0, "never")
+def view(broker: TopicsBroker) -> Iterator[Callable[..., LogView]]:
+    with ExitStack() as views:
 
-    def client(kind: Any, settings: Any, more: Any = None) -> Admin:
-        made.append(Admin(answers))
-        return made[-1]
+        def made(**given: str) -> LogView:
+            settings = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "t", **given}
+            chosen = {name: text for name, text in settings.items() if text}
+            parsed = read_options(chosen, stream="commitOffsetsTo" in given)
+            return views.enter_context(closing(LogView(parsed)))
 
-    monkeypatch.setattr(topic_logs, "client", client)
-    monkeypatch.setattr(topic_logs, "ASK_SECONDS", 0.05)
-    monkeypatch.setattr(topic_logs, "GRACE_SECONDS", 0.05)
-    return steps, made
+        yield made
 
 
-LOGS = {"t": TopicLog("x", {0: Bounds(7, 7, 7)})}
+LOG = TopicLog("/" * 21 + "w", {0: Bounds(2, 7, 9), 1: Bounds(2, 7, 9)})
 
 
 @pytest.mark.parametrize(
-    ("steps", "found", "clients"),
+    ("api", "steps", "found"),
     [
-        ([None], LOGS, 2),
-        ([KafkaError._TIMED_OUT], LOGS, 2),
-        ([KafkaError._TRANSPORT, None, KafkaError.NOT_LEADER_FOR_PARTITION], LOGS, 4),
-        ([KafkaError.UNKNOWN_TOPIC_OR_PART], {}, 1),
+        ("Metadata", [0, MUTE], {"t": LOG}),
+        ("ListOffsets", [MUTE], {"t": LOG}),
+        ("ListOffsets", [GONE, GARBAGE, 6, 75, 78], {"t": LOG}),
+        ("Metadata", [0, 3], {}),
     ],
 )
-def test_what_passes_is_asked_again_with_another_client(
-    script: tuple[list[int | None], list[Admin]], steps: list[int | None], found: Any, clients: int
+def test_what_passes_is_asked_again(
+    broker: TopicsBroker,
+    view: Callable[..., LogView],
+    monkeypatch: pytest.MonkeyPatch,
+    api: str,
+    steps: list[Any],
+    found: dict[str, TopicLog],
 ) -> None:
-    """One client serves all questions as long as it answers: one that is dropped while it is asked never does."""
-    script[0].extend(steps)
-    view = LogView(options(stallSeconds="1"))
-    assert view.logs() == found
-    assert view.logs() == LOGS
-    assert len(script[1]) == clients
+    monkeypatch.setattr(topic_logs, "ASK_SECONDS", 0.3)
+    broker.answer(api, *steps)
+    made = view()
+    assert made.logs() == found
+    assert made.logs() == {"t": LOG}
+
+
+def test_topics_are_chosen_by_name_by_pattern_and_by_partition(
+    broker: TopicsBroker, view: Callable[..., LogView]
+) -> None:
+    one = TopicLog(LOG.id, {0: LOG.partitions[0]})
+    broker.internal = {"__internal"}
+    assert view(subscribe="t,gone").logs() == {"t": LOG}
+    pattern = view(subscribe="", subscribePattern=".*")
+    assert pattern.logs() == {"t": LOG, "u": one}
+    assert view(subscribe="", assign='{"t": [0]}').logs() == {"t": one}
+    everything = view(isolation="read_uncommitted").logs()
+    assert everything["t"].partitions[0] == Bounds(2, 9, 9)
+    with pytest.raises(TopicError, match="topic 't' has no partition 5, it has 2"):
+        view(subscribe="", assign='{"t": [0, 5]}').logs()
 
 
 def test_silence_is_told_and_ends_after_stall_seconds(
-    script: tuple[list[int | None], list[Admin]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broker: TopicsBroker,
+    view: Callable[..., LogView],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(topic_logs, "_QUIET_SECONDS", 0.3)
-    script[0].extend([None] * 100)
-    with pytest.raises(BrokerUnavailable, match=r"no answer from b:1 for 1 s \(option stallSeconds\)"):
-        LogView(options(stallSeconds="1")).logs()
-    (told,) = [record.message for record in caplog.records if "no answer from b:1 yet" in record.message]
-    assert "up to 1 s (option stallSeconds)" in told
+    broker.answer("ListOffsets", *[6] * 1000)
+    with pytest.raises(BrokerUnavailable, match=r"no answer from .* for 1 s \(option stallSeconds\): NOT_LEADER"):
+        view(stallSeconds="1").logs()
+    (told,) = [record.message for record in caplog.records if "asking for up to 1 s" in record.message]
+    assert "no answer in time, the last was: NOT_LEADER_OR_FOLLOWER" in told
 
 
-def test_what_does_not_pass_is_told_at_once(script: tuple[list[int | None], list[Admin]]) -> None:
-    script[0].append(KafkaError.SASL_AUTHENTICATION_FAILED)
-    with pytest.raises(ConfigError, match=r"refuses the credentials"):
-        LogView(options(stallSeconds="1")).logs()
+@pytest.mark.parametrize(
+    ("api", "code", "error", "said"),
+    [
+        ("Metadata", 29, ConfigError, "not authorised .TOPIC_AUTHORIZATION_FAILED"),
+        ("ListOffsets", 29, ConfigError, "not authorised .TOPIC_AUTHORIZATION_FAILED"),
+        ("ListOffsets", 42, BrokerUnavailable, "refuses it: INVALID_REQUEST"),
+    ],
+)
+def test_what_does_not_pass_is_told_at_once(
+    broker: TopicsBroker, view: Callable[..., LogView], api: str, code: int, error: type[Exception], said: str
+) -> None:
+    broker.answer(api, *[0] * (api == "Metadata"), *[code] * 100)
+    began = time.monotonic()
+    with pytest.raises(error, match=said):
+        view().logs()
+    assert time.monotonic() - began < 5
+
+
+def test_positions_are_committed_for_tools_and_failures_are_logged(
+    broker: TopicsBroker, view: Callable[..., LogView], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = view(commitOffsetsTo="g")
+    made.commit({P0: 40})
+    assert broker.committed == {0: 40}
+    broker.answer("OffsetCommit", 25)
+    made.commit({P0: 50})
+    assert "positions could not be committed to group g (option commitOffsetsTo): committing at" in caplog.text
+    assert "UNKNOWN_MEMBER_ID" in caplog.text
+    assert broker.committed == {0: 40}
 
 
 def test_columns_of_a_sink_are_checked_when_it_is_made() -> None:

@@ -297,6 +297,15 @@ _ANSWERS: dict[Any, Any] = {
 }
 
 
+def speak(request: Any, answer: Callable[[Any, Any, int, int], Any]) -> None:
+    """Let scripted brokers take one more request: a class of kafka-python's, and a method that makes the answer from
+    the broker, the request, its version, and a code."""
+    if request.API_KEY not in _BY_KEY:
+        _REQUESTS.append(request)
+        _BY_KEY[request.API_KEY] = request
+    _ANSWERS[request] = answer
+
+
 def named(index: int, reason: str) -> Callable[[Any], None]:
     """An answer to Produce that refuses the record with this index (87, INVALID_RECORD)."""
 

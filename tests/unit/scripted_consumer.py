@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +11,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from streams.kafka.reading.consumer import LogConsumer, Profile
 from streams.kafka.settings import ClientSettings
+from streams.kafka.wire.connection import LostConnection
 from streams.records import PolledPartition
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
 
 
 class ScriptedConsumer:
-    """Returns what the test put into ``messages``, and remembers what it was told. It is its own admin client, too.
+    """Returns what the test put into ``messages``, and remembers what it was told. It knows the ends of logs, too.
     ``frozen``: no answer comes, and no failure. ``high``: the end of a log, as the last fetch told it."""
 
     def __init__(self) -> None:
@@ -28,8 +28,7 @@ class ScriptedConsumer:
         self.answers, self.frozen = True, False
         self.high = -1001
         self.ends: dict[int, int] = {}
-        self.admins = 0
-        self.questions: list[Future[Any]] = []
+        self.questions: list[Future[int]] = []
 
     def list_topics(self, _topic: str, _timeout: float) -> None:
         if not self.answers:
@@ -52,15 +51,14 @@ class ScriptedConsumer:
         assert cached
         return -1001, self.high
 
-    def list_offsets(self, asked: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
-        [place] = asked
-        answer: Future[Any] = Future()
+    def ask(self, _topic: str, partition: int, _timeout: float) -> Future[int]:
+        answer: Future[int] = Future()
         self.questions.append(answer)
         if not self.frozen and self.answers:
-            answer.set_result(SimpleNamespace(offset=self.ends.get(place.partition, 0)))
+            answer.set_result(self.ends.get(partition, 0))
         elif not self.frozen:
-            answer.set_exception(KafkaException(KafkaError(KafkaError._TRANSPORT)))
-        return {place: answer}
+            answer.set_exception(LostConnection("b:1: Connection refused"))
+        return answer
 
     def close(self) -> None: ...
 
@@ -71,13 +69,9 @@ class Reading:
     def __init__(self, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
         self.script, self.now = ScriptedConsumer(), 100.0
 
-        def admin(_: object) -> Any:
-            self.script.admins += 1
-            return SimpleNamespace(list_offsets=self.script.list_offsets, poll=lambda _: 0)
-
         # A real one tells of its own troubles.
         monkeypatch.setattr("streams.kafka.reading.consumer.build", lambda *_: self.script)
-        monkeypatch.setattr("streams.kafka.reading.consumer.AdminClient", admin)
+        monkeypatch.setattr("streams.kafka.reading.consumer.LogEnds", lambda _: self.script)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.consumer = LogConsumer(ClientSettings("127.0.0.1:1"), "t", profile)
 

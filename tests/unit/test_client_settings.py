@@ -5,10 +5,10 @@ import re
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
-from confluent_kafka.admin import AdminClient
 
 from streams.errors import ConfigError
 from streams.kafka.connection import ConnectionLog
+from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import RESERVED, ClientSettings, build
 from streams.kafka.wire.settings import ProducerSettings
 from streams.settings.config import EventSourceConfig
@@ -36,7 +36,6 @@ def test_overrides_win_everywhere_and_only_where_they_may() -> None:
     settings = ClientSettings(NOBODY, {"linger.ms": 77, "compression.type": "lz4", "fetch.wait.max.ms": 9})
     assert settings.plain_producer(5000).items() >= {"linger.ms": 77, "compression.type": "lz4"}.items()
     assert settings.consumer(partition_eof=True)["fetch.wait.max.ms"] == 9
-    assert settings.admin()["compression.type"] == "lz4"
 
 
 def test_what_exactly_once_rests_on() -> None:
@@ -76,7 +75,6 @@ def test_librdkafka_takes_every_configuration() -> None:
     settings = ClientSettings(NOBODY, {"compression.type": "lz4"})
     log = ConnectionLog(NOBODY, "test")
     build(Producer, settings.plain_producer(1_000, batch_bytes=1), log)
-    build(AdminClient, settings.admin(), log)
     build(Consumer, settings.consumer(partition_eof=True), log).close()
 
 
@@ -86,6 +84,18 @@ def test_librdkafka_takes_every_configuration() -> None:
 def test_what_librdkafka_refuses_is_named(overrides: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         build_producer(overrides)
+    with pytest.raises(ConfigError, match=named):
+        TopicAdmin(ClientSettings(NOBODY, overrides))
+
+
+def test_what_librdkafka_takes_is_taken_also_where_it_makes_no_client() -> None:
+    callbacks = {"stats_cb": print, "oauth_cb": print, "throttle_cb": print}
+    of_consumers = {"fetch.wait.max.ms": 9, "queued.min.messages": "7"}
+    TopicAdmin(ClientSettings(NOBODY, {"compression.type": "lz4", "socket.keepalive.enable": True, **of_consumers}))
+    ClientSettings(NOBODY, {**callbacks, "statistics.interval.ms": 20}).check()
+    with pytest.raises(ConfigError) as caught:
+        ClientSettings(NOBODY, {"ssl.key.pem": "x", "sasl.kerberos.min.time.before.relogin": "hunter2"}).check()
+    assert "hunter2" not in str(caught.value)
 
 
 def test_addresses() -> None:

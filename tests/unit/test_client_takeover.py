@@ -85,7 +85,7 @@ class Cluster:
         of = ListOffsetsResponse.ListOffsetsTopicResponse
         numbers = [each.partition_index for each in topic.partitions]
         found = [of.ListOffsetsPartitionResponse(partition_index=number, offset=node) for number in numbers]
-        return ListOffsetsResponse(topics=[of(partitions=found)])
+        return ListOffsetsResponse(topics=[of(name=topic.name, partitions=found)])
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ HICCUPS = [
     EmbeddedBrokerError("no node of the cluster answers who keeps group g within 30 s"),
     TransactionFailed("send_offsets", "COORDINATOR_LOAD_IN_PROGRESS", "unknown", "still loading"),
     KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE, "not yet")),
-    broker_unavailable("asking", "a:1", KafkaError(KafkaError.NOT_COORDINATOR)),
+    broker_unavailable("asking", "a:1", "NOT_COORDINATOR"),
 ]
 FINAL = [
     AssertionError("waited 60 s in vain: the others have everything"),
@@ -25,7 +25,7 @@ FINAL = [
     AssertionError(f"{Report(1, 1, 1, ('out[0], key k: 1 record is not there',))}"),
     TimeoutError(),
     ConnectionRefusedError("refused"),  # outside of a fixture
-    broker_unavailable("asking", "localhost:1", None, "localhost:1/1: Connection refused"),
+    broker_unavailable("asking", "localhost:1", "localhost:1/1: Connection refused"),
     EmbeddedBrokerError("the broker ended while it started"),
     KafkaException(KafkaError(KafkaError._TIMED_OUT, "late")),
     TransactionFailed("commit_transaction", "PRODUCER_FENCED", "fenced", "another one"),

@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
-from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
 
 import msgspec
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
-from confluent_kafka import admin as _admin
-from confluent_kafka.admin import AdminClient
 
-from streams.errors import BrokerUnavailable, TopicError
+from streams.errors import BrokerUnavailable, StreamsError, TopicError
 from streams.kafka import permissions
-from streams.kafka.connection import ConnectionLog
+from streams.kafka.permissions import Right, denied, is_denial
+from streams.kafka.questions.asking import EARLIEST, LATEST, Questions, milliseconds_until
 from streams.kafka.questions.lags import PartitionLag, Tails
-from streams.kafka.settings import ClientSettings, build
-from streams.kafka.translate import NO_ANSWER, NO_SUCH_TOPIC, NOT_AUTHORIZED, error_of, refused, request_failed
+from streams.kafka.questions.requests import committed
+from streams.kafka.settings import ClientSettings
+from streams.kafka.translate import broker_unavailable, refused
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
+from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.lines import is_hopeless
+from streams.kafka.wire.schemas.create_partitions import CreatePartitionsRequest
+from streams.kafka.wire.schemas.create_topics import CreateTopicsRequest
+from streams.kafka.wire.schemas.delete_topics import DeleteTopicsRequest
+from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
+from streams.kafka.wire.security import Security
+from streams.kafka.wire.topic_questions import TopicMetadata, metadata, only, topic_id_text
 from streams.model.topics import TopicSpec, askable, missing
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
-K = TypeVar("K")
-
-_untyped: Any = _admin
-"""confluent-kafka's admin module without types: its stubs do not re-export all names that its documentation has."""
-_EARLIEST: Final = _untyped.OffsetSpec.earliest()
-_LATEST: Final = _untyped.OffsetSpec.latest()
-_ATTEMPT_SECONDS: Final = 3.0
-"""Seconds of one request; then it is made again, until the call's own time is over."""
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
-"""Seconds between two requests: the first pause, and the longest, each twice as long as the one before."""
-_CALLBACK_SECONDS: Final = 0.5
-"""Seconds between two calls of error callbacks while an answer is waited for: all connections may be refused."""
-_STUCK: Final = frozenset(
-    {
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError._TIMED_OUT,
-        KafkaError._TIMED_OUT_QUEUE,
-    }
-)
-"""An admin client that lived through a restart of the broker may get these every time: it does not refresh its metadata
-for the first two, and may go on waiting for connections that are no more. A new one does neither."""
+"""Seconds between two looks at a topic: the first pause, and the longest, each twice as long as the one before."""
+_CHANGE_SECONDS: Final = 9.0
+"""Seconds that a broker may take for a change of topics: a second request would not tell who made the change. Less than
+those after which a connection is taken for dead."""
+_CLOSE_SECONDS: Final = 2.0
+"""Seconds for the end of the connections."""
+_TOPIC: Final = 2
+"""The number of topics among the resources that have settings."""
+_OWN_REPLICATION: Final = 4
+"""The version of CreateTopics from which a topic may have the broker's own replication factor (-1)."""
+_NO_SUCH_TOPIC: Final = Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,48 +64,42 @@ class Watermarks(msgspec.Struct, frozen=True):
     end: int
 
 
-class TopicAdmin:
+class TopicAdmin(Questions):
     """Requests about topics and offsets. May be used by any thread; every method blocks.
 
     Each is bounded by its timeout. What passes (an election, a coordinator that is loading) is tried again until then;
     afterwards ``BrokerUnavailable``, with the addresses and the last error of a connection. ``TopicError``: the request
-    itself is refused; ``ConfigError``: the credentials are.
+    itself is refused; ``ConfigError``: the credentials are. Making one does no I/O, and raises ``ConfigError`` for
+    settings that are wrong; the first request connects.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        self._settings = settings
-        self._connection = ConnectionLog(settings.bootstrap_servers, "admin")
+        settings.check()
+        self._settings, self._security = settings, Security.of(settings.overrides)
         self.tails = Tails(settings)
-        self._lock = threading.Lock()
-        # Kept until ``close``: a client that is garbage collected fails the requests of other threads (``_DESTROY``).
-        self._retired: list[AdminClient] = []
-        self._client: AdminClient = build(AdminClient, settings.admin(), self._connection)
+        self._closing = threading.Lock()
+        super().__init__(self._new_client())
 
     def describe(self, names: Collection[str], timeout_seconds: float = 10.0) -> dict[str, TopicDescription | None]:
         """Describe topics; ``None`` for one that does not exist. Never creates one (as a metadata request may)."""
-        deadline = time.monotonic() + timeout_seconds
-        found = self._layouts(names, deadline)
-        configs = self._configs([name for name in names if found[name] is not None], deadline)
-        result: dict[str, TopicDescription | None] = {}
-        for name in names:
-            topic = found[name]
-            if topic is None or name not in configs:
-                result[name] = None
-            else:
-                result[name] = TopicDescription(
-                    name=name,
-                    topic_id=str(topic.topic_id),
-                    partitions=len(topic.partitions),
-                    replication_factor=max((len(partition.replicas) for partition in topic.partitions), default=0),
-                    configs=configs[name],
-                )
-        return result
+        names = askable(names)
+
+        async def attempt(limit: float) -> dict[str, TopicDescription | None]:
+            layouts = await self._layouts(names, limit)
+            there = {name: topic for name, topic in layouts.items() if topic is not None}
+            configs = await self._configs(there, limit)
+            # One that was deleted between the two requests has no settings any more.
+            found = {name: _described(name, there[name], configs[name]) for name in there if name in configs}
+            return {name: found.get(name) for name in names}
+
+        step = f"describing topic {', '.join(names)}"
+        return self._asked(step, time.monotonic() + timeout_seconds, attempt) if names else {}
 
     def identity(self, name: str, timeout_seconds: float = 10.0) -> tuple[str, int] | None:
         """Topic id and number of partitions; ``None``: there is no such topic. Asks for no settings, which a mere
         reader may not be allowed to see."""
-        topic = self._layouts([name], time.monotonic() + timeout_seconds)[name]
-        return None if topic is None else (str(topic.topic_id), len(topic.partitions))
+        topic = self._look([name], time.monotonic() + timeout_seconds)[name]
+        return None if topic is None else (topic_id_text(topic.topic_id), len(topic.partitions))
 
     def create(self, specs: Sequence[TopicSpec], timeout_seconds: float = 30.0) -> list[str]:
         """Create what is missing, and wait until every partition of all ``specs`` has a leader.
@@ -126,29 +109,34 @@ class TopicAdmin:
         """
         deadline = time.monotonic() + timeout_seconds
         names = [spec.name for spec in specs]
-        there = self._layouts(names, deadline)
-        created = []
-        for spec in specs:
-            if there[spec.name] is None and self._create_one(spec, deadline):
-                created.append(spec.name)
+        there = self._look(names, deadline)
+        new = {spec.name: spec for spec in specs if there[spec.name] is None}
+        created = self._create(new, deadline) if new else set()
         self._wait(names, deadline, "has a leader", lambda topic: topic is not None and all_led(topic))
-        return created
+        return [name for name in dict.fromkeys(names) if name in created]
 
     def grow(self, name: str, partitions: int, timeout_seconds: float = 30.0) -> None:
         """Give a topic so many partitions, and wait until all have a leader. They can never be taken away again. One
         that has as many is left as it is. Raises ``TopicError`` for one that has more, or does not exist."""
         deadline = time.monotonic() + timeout_seconds
-        if self._partitions(name, deadline) == partitions:
-            return
+        step = f"adding partitions to topic {name}"
 
-        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            wanted = [_untyped.NewPartitions(name, partitions)]
-            return client.create_partitions(wanted, operation_timeout=seconds, request_timeout=seconds)
+        async def attempt(limit: float) -> int:
+            found = len((await self._metadata(name, limit)).partitions)
+            if found >= partitions:  # also after an answer that was lost
+                return found
+            wanted = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=partitions)
+            node, limit = await self._controller(limit), _limit_of_change(deadline)
+            request = CreatePartitionsRequest(topics=[wanted], timeout_ms=milliseconds_until(limit))
+            answer = await self._client.send(request, node, limit)
+            result = only(answer.results, f"topic {name}")
+            # Another client, or our own first attempt, was faster than the metadata.
+            if result.error_code != Code.INVALID_PARTITIONS:
+                raise_for(result.error_code, result.error_message)
+                return partitions
+            return len((await self._metadata(name, limit)).partitions)
 
-        # A lost answer: the second attempt finds the partitions there, which is INVALID_PARTITIONS.
-        expected = {KafkaError.INVALID_PARTITIONS}
-        self._ask("adding partitions to topic", "Alter", attempt, deadline, expected)
-        if (found := self._partitions(name, deadline)) > partitions:
+        if (found := self._asked(step, deadline, attempt, [permissions.on_topic("Alter", name)])) > partitions:
             raise TopicError(f"topic {name} has {found} partitions, not {partitions}, and none can be taken away")
         self._wait(
             [name],
@@ -164,36 +152,46 @@ class TopicAdmin:
 
     def delete(self, names: Collection[str], timeout_seconds: float = 30.0) -> None:
         """Delete topics with everything in them, and wait until they are gone. Missing ones are no error."""
-        deadline = time.monotonic() + timeout_seconds
+        deadline, wanted = time.monotonic() + timeout_seconds, askable(names)
 
-        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            return client.delete_topics(list(dict.fromkeys(names)), operation_timeout=seconds, request_timeout=seconds)
+        async def attempt(limit: float) -> None:
+            node, limit = await self._controller(limit), _limit_of_change(deadline)
+            states = [DeleteTopicsRequest.DeleteTopicState(name=name) for name in wanted]
+            request = DeleteTopicsRequest(topics=states, topic_names=wanted, timeout_ms=milliseconds_until(limit))
+            answer = await self._client.send(request, node, limit)
+            for result in answer.responses:
+                if result.error_code not in _NO_SUCH_TOPIC:
+                    _check("deleting topic", "Delete", result.name or "", result.error_code, result.error_message)
 
-        if names:
-            self._ask("deleting topic", "Delete", attempt, deadline, NO_SUCH_TOPIC)
-            self._wait(names, deadline, "is gone", lambda topic: topic is None)
+        if wanted:
+            self._asked(f"deleting topic {', '.join(wanted)}", deadline, attempt)
+            self._wait(wanted, deadline, "is gone", lambda topic: topic is None)
 
     def watermarks(
         self, topic: str, partitions: Collection[int] | None = None, timeout_seconds: float = 10.0
     ) -> dict[int, Watermarks]:
         """Return start, LSO and end of partitions (all, if none are named). Three requests per broker."""
-        deadline = time.monotonic() + timeout_seconds
-        numbers = range(self._partitions(topic, deadline)) if partitions is None else partitions
-        wanted = [TopicPartition(topic, number) for number in numbers]
-        if not wanted:
+        numbers = None if partitions is None else list(partitions)
+        if numbers == []:
             return {}
-        # In this order: all three only grow, so start <= stable <= end also of a log that moves meanwhile.
-        start = self._offsets(wanted, _EARLIEST, IsolationLevel.READ_UNCOMMITTED, deadline)
-        stable = self._offsets(wanted, _LATEST, IsolationLevel.READ_COMMITTED, deadline)
-        end = self._offsets(wanted, _LATEST, IsolationLevel.READ_UNCOMMITTED, deadline)
-        return {number: Watermarks(start[number], stable[number], end[number]) for number in numbers}
+
+        async def attempt(limit: float) -> dict[int, Watermarks]:
+            by_leader = await self._by_leader(topic, numbers, limit)
+            # In this order: all three only grow, so start <= stable <= end also of a log that moves meanwhile.
+            start = await self._offsets_by_leader(topic, by_leader, EARLIEST, limit)
+            stable = await self._offsets_by_leader(topic, by_leader, LATEST, limit, stable=True)
+            end = await self._offsets_by_leader(topic, by_leader, LATEST, limit)
+            return {number: Watermarks(start[number], stable[number], end[number]) for number in numbers or sorted(end)}
+
+        return self._asked_about(topic, time.monotonic() + timeout_seconds, attempt)
 
     def offsets_at(self, topic: str, timestamp_ms: int, timeout_seconds: float = 10.0) -> dict[int, int]:
         """Return of each partition the offset of its first record of this time or later; -1: there is none."""
-        deadline = time.monotonic() + timeout_seconds
-        wanted = [TopicPartition(topic, number) for number in range(self._partitions(topic, deadline))]
-        at = _untyped.OffsetSpec.for_timestamp(timestamp_ms)
-        return self._offsets(wanted, at, IsolationLevel.READ_UNCOMMITTED, deadline)
+
+        async def attempt(limit: float) -> dict[int, int]:
+            return await self._offsets_by_leader(topic, await self._by_leader(topic, None, limit), timestamp_ms, limit)
+
+        return self._asked_about(topic, time.monotonic() + timeout_seconds, attempt)
 
     def committed(
         self, group: str, topic: str, timeout_seconds: float = 10.0, partitions: Collection[int] | None = None
@@ -202,21 +200,21 @@ class TopicAdmin:
 
         ``partitions`` must be named for a topic that this cluster does not have (a stand-in for another cluster's).
         """
-        deadline = time.monotonic() + timeout_seconds
-        numbers = range(self._partitions(topic, deadline)) if partitions is None else partitions
 
-        if not numbers:
+        async def attempt(limit: float) -> dict[int, int]:
+            numbers = partitions
+            if numbers is None:
+                numbers = range(len((await self._metadata(topic, limit)).partitions))
+            # By number: a question for "all" leaves out what has nothing but a pending offset, and does not wait.
+            found = await committed(self._client, group, limit, {topic: [*numbers]}, stable=True)
+            offsets = {entry.partition_index: entry.committed_offset for entry in entries_of(found.topics)}
+            return {number: offset for number, offset in offsets.items() if offset >= 0}
+
+        if partitions is not None and not partitions:
             return {}
-        wanted = [TopicPartition(topic, number) for number in numbers]
-        connection = ConnectionLog(self._connection.addresses, "admin")
-        # Not by the admin client, whose look-up of a group coordinator that is loading or was restarted never ends,
-        # or crashes the process (an assertion about a reference count in librdkafka 2.16).
-        config = {**self._settings.consumer(partition_eof=False, role="admin"), "group.id": group}
-        consumer = build(Consumer, config, connection)
-        try:
-            return self._committed(consumer, group, wanted, connection, deadline)
-        finally:
-            consumer.close()
+        needed = [permissions.on_group("Describe", group), permissions.on_topic("Describe", topic)]
+        step = f"reading the committed offsets of group {group}"
+        return self._asked(step, time.monotonic() + timeout_seconds, attempt, needed)
 
     def lag(self, group: str, topic: str, timeout_seconds: float = 10.0) -> list[PartitionLag]:
         """Return the group's lag in every partition of ``topic``, by partition."""
@@ -225,153 +223,137 @@ class TopicAdmin:
     def close(self) -> None:
         """Let go of the connections. Does not raise; later calls build them anew."""
         self.tails.close()
-        with self._lock:
-            self._retired.clear()
+        with self._closing:
+            self._client.close(_CLOSE_SECONDS)
+            self._client = self._new_client()
 
-    def _committed(
+    def _new_client(self) -> WireClient:
+        settings = self._settings
+        return WireClient(settings.bootstrap_servers, f"{settings.client_id}.admin", self._security)
+
+    def _asked(
+        self, step: str, deadline: float, attempt: Callable[[float], Awaitable[T]], needed: Sequence[Right] = ()
+    ) -> T:
+        self._client.start()
+        try:
+            return self._ask(step, deadline, attempt)
+        except StreamsError as error:
+            raise self._explained(step, error, needed) from error.__cause__
+
+    def _asked_about(self, topic: str, deadline: float, attempt: Callable[[float], Awaitable[T]]) -> T:
+        needed = [permissions.on_topic("Describe", topic)]
+        return self._asked(f"asking for the offsets of {topic}", deadline, attempt, needed)
+
+    def _explained(self, step: str, error: StreamsError, needed: Sequence[Right]) -> StreamsError:
+        """Make the error of an administrative request: for want of an answer, of permission (it needs ``needed``), or
+        because of the request itself."""
+        cause, addresses = error.__cause__, self._client.addresses
+        if isinstance(cause, LostConnection):
+            reason = f"{cause.code}: {cause}"
+            if is_hopeless(cause):
+                return refused(reason, addresses) or error
+            return broker_unavailable(step, addresses, reason=reason)
+        if not isinstance(cause, BrokerRefusal):
+            return BrokerUnavailable(f"{step}: {error}") if isinstance(error, BrokerUnavailable) else error
+        if cause.code == Code.UNSTABLE_OFFSET_COMMIT:
+            return BrokerUnavailable(
+                f"{step}: a transaction that holds offsets is still open at {addresses} ({cause}); it ends when its"
+                " producer comes back or its transaction timeout is over"
+            )
+        if cause.retriable and cause.code not in _NO_SUCH_TOPIC:
+            return broker_unavailable(step, addresses, reason=str(cause))
+        return _refused(step, cause, needed)
+
+    def _look(self, names: Collection[str], deadline: float) -> dict[str, TopicMetadata | None]:
+        wanted = askable(names)
+        step = f"describing topic {', '.join(wanted)}"
+        return self._asked(step, deadline, lambda limit: self._layouts(wanted, limit)) if wanted else {}
+
+    def _create(self, specs: Mapping[str, TopicSpec], deadline: float) -> set[str]:
+        """Create topics; returns the names of those that it made."""
+        created: set[str] = set()
+        of = CreateTopicsRequest.CreatableTopic
+        wanted = [
+            of(
+                name=spec.name,
+                num_partitions=spec.partitions,
+                replication_factor=spec.replication_factor,
+                configs=[of.CreatableTopicConfig(name=key, value=value) for key, value in spec.configs.items()],
+            )
+            for spec in specs.values()
+        ]
+
+        async def attempt(limit: float) -> None:
+            node, limit = await self._controller(limit), _limit_of_change(deadline)
+            request = CreateTopicsRequest(topics=wanted, timeout_ms=milliseconds_until(limit))
+            answer = await self._client.send(request, node, limit, least=_OWN_REPLICATION)
+            created.update(result.name for result in answer.topics if not result.error_code)
+            for result in answer.topics:
+                # Another client may have made it meanwhile, or our own first attempt, whose answer was lost.
+                if result.error_code != Code.TOPIC_ALREADY_EXISTS:
+                    _check("creating topic", "Create", result.name, result.error_code, result.error_message)
+
+        self._asked(f"creating topic {', '.join(specs)}", deadline, attempt)
+        return created
+
+    async def _layouts(self, names: Collection[str], limit: float) -> dict[str, TopicMetadata | None]:
+        found: dict[str, TopicMetadata | None] = {}
+        for topic in (await metadata(self._client, askable(names), limit)).topics:
+            if topic.error_code not in _NO_SUCH_TOPIC:
+                _check("describing topic", "Describe", topic.name or "", topic.error_code)
+            found[topic.name or ""] = None if topic.error_code else topic
+        for name in names:
+            only([name] if name in found else [], f"topic {name}")
+        return found
+
+    async def _metadata(self, topic: str, deadline: float) -> TopicMetadata:
+        found = (await self._layouts([topic], deadline))[topic]
+        if found is None:
+            raise TopicError(f"topic {topic} does not exist at {self._client.addresses}")
+        return found
+
+    async def _configs(self, names: Iterable[str], limit: float) -> dict[str, dict[str, str]]:
+        """Read the settings of topics; those that are gone are left out."""
+        of = DescribeConfigsRequest.DescribeConfigsResource
+        resources = [of(resource_type=_TOPIC, resource_name=name, configuration_keys=None) for name in names]
+        if not resources:
+            return {}
+        answer = await self._client.send(DescribeConfigsRequest(resources=resources), None, limit)
+        found: dict[str, dict[str, str]] = {}
+        for result in answer.results:
+            if result.error_code not in _NO_SUCH_TOPIC:
+                step = "reading the settings of topic"
+                _check(step, "DescribeConfigs", result.resource_name, result.error_code, result.error_message)
+                found[result.resource_name] = {
+                    entry.name: entry.value for entry in result.configs if entry.value is not None
+                }
+        return found
+
+    async def _controller(self, limit: float) -> int | None:
+        """Find the broker that changes topics. Any does where brokers pass requests on, which is where none is named
+        (KRaft); of others the wrong one refuses, and it is looked for again."""
+        found = (await metadata(self._client, (), limit)).controller_id
+        return None if found < 0 else found
+
+    def _wait(
         self,
-        consumer: Consumer,
-        group: str,
-        wanted: list[TopicPartition],
-        connection: ConnectionLog,
+        names: Collection[str],
         deadline: float,
-    ) -> dict[int, int]:
+        condition: str,
+        holds: Callable[[TopicMetadata | None], bool],
+    ) -> None:
         pause = _FIRST_PAUSE
         while True:
-            left = max(deadline - time.monotonic(), 0.1)
-            try:
-                # By name: a question for "all" leaves out what has nothing but a pending offset, and does not wait.
-                positions = consumer.committed(wanted, min(left, _ATTEMPT_SECONDS))
-            except KafkaException as exception:
-                error = error_of(exception)
-            else:
-                errors = [position.error for position in positions if position.error is not None]
-                if not errors:
-                    return {position.partition: position.offset for position in positions if position.offset >= 0}
-                error = errors[0]
-            message = consumer.poll(0)  # serve the error callback
-            refusal = message.error() if message is not None else None
-            if refusal is not None and refusal.code() in NOT_AUTHORIZED:  # a look-up of the coordinator: only seen here
-                error = refusal
-            left = deadline - time.monotonic()
-            if error.code() not in NO_ANSWER or left <= 0:
-                step = f"reading the committed offsets of group {group}"
-                reason = connection.reason or "a transaction with offsets of the group may still be open"
-                needed = permissions.on_group("Describe", group), permissions.on_topic("Describe", wanted[0].topic)
-                raise request_failed(step, connection.addresses, error, reason, needed)
-            time.sleep(min(pause, left))
-            pause = min(pause * 2, _LONGEST_PAUSE)
-
-    def _create_one(self, spec: TopicSpec, deadline: float) -> bool:
-        new = _untyped.NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.configs))
-
-        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            return client.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
-
-        # Another client may have made it meanwhile, or our own first attempt, whose answer was lost.
-        answer = self._ask("creating topic", "Create", attempt, deadline, {KafkaError.TOPIC_ALREADY_EXISTS})
-        return not isinstance(answer[spec.name], KafkaError)
-
-    def _layouts(self, names: Collection[str], deadline: float) -> dict[str, Any]:
-        if not names:
-            return {}
-        known = askable(names)
-
-        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            return client.describe_topics(TopicCollection(known), request_timeout=seconds)
-
-        answer = self._ask("describing topic", "Describe", attempt, deadline, NO_SUCH_TOPIC)
-        return {name: None if isinstance(topic, KafkaError) else topic for name, topic in answer.items()}
-
-    def _configs(self, names: Collection[str], deadline: float) -> dict[str, dict[str, str]]:
-        if not names:
-            return {}
-
-        def attempt(client: AdminClient, seconds: float) -> Mapping[str, Future[Any]]:
-            resources = [_untyped.ConfigResource(_untyped.ResourceType.TOPIC, name) for name in dict.fromkeys(names)]
-            futures = client.describe_configs(resources, request_timeout=seconds)
-            return {resource.name: future for resource, future in futures.items()}
-
-        answer = self._ask("reading the settings of topic", "DescribeConfigs", attempt, deadline, NO_SUCH_TOPIC)
-        return {
-            name: {key: entry.value for key, entry in entries.items() if entry.value is not None}
-            for name, entries in answer.items()
-            if not isinstance(entries, KafkaError)
-        }
-
-    def _partitions(self, topic: str, deadline: float) -> int:
-        layout = self._layouts([topic], deadline)[topic]
-        if layout is None:
-            raise TopicError(f"topic {topic} does not exist at {self._connection.addresses}")
-        return len(layout.partitions)
-
-    def _offsets(
-        self, wanted: list[TopicPartition], spec: Any, level: IsolationLevel, deadline: float
-    ) -> dict[int, int]:
-        def attempt(client: AdminClient, seconds: float) -> Mapping[TopicPartition, Future[Any]]:
-            request = {position: spec for position in wanted}  # noqa: C420  # dict.fromkeys loses the type
-            return client.list_offsets(request, isolation_level=level, request_timeout=seconds)
-
-        answer = self._ask("asking for the offsets of", "Describe", attempt, deadline)
-        return {position.partition: result.offset for position, result in answer.items()}
-
-    def _wait(self, names: Collection[str], deadline: float, condition: str, holds: Callable[[Any], bool]) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            waiting = [name for name, topic in self._layouts(names, deadline).items() if not holds(topic)]
+            waiting = [name for name, topic in self._look(names, deadline).items() if not holds(topic)]
             if not waiting:
                 return
             if time.monotonic() + pause > deadline:
                 # The cluster has taken the request and is slow: that is no refusal.
                 raise BrokerUnavailable(
-                    f"topic {waiting[0]} at {self._connection.addresses}: waited in vain until it {condition}"
+                    f"topic {waiting[0]} at {self._client.addresses}: waited in vain until it {condition}"
                 )
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
-
-    def _ask(
-        self,
-        step: str,
-        operation: str,
-        attempt: Callable[[AdminClient, float], Mapping[K, Future[Any]]],
-        deadline: float,
-        expected: Collection[int] = (),
-    ) -> dict[K, Any]:
-        """Results by key; errors with an ``expected`` code take their place. Others are tried again or raised.
-        ``operation``: the right that it takes, on the topic of the key."""
-        pause = _FIRST_PAUSE
-        while True:
-            client = self._client
-            seconds = min(max(deadline - time.monotonic(), 0.1), _ATTEMPT_SECONDS)
-            results: dict[K, Any] = {}
-            failed: tuple[K, KafkaError] | None = None
-            for key, result in _gather(attempt, client, seconds).items():
-                if isinstance(result, KafkaError) and result.code() not in expected:
-                    failed = (key, result)
-                results[key] = result
-            if failed is None:
-                self._connection.on_answer()
-                return results
-            key, error = failed
-            client.poll(0)  # serve the error callback
-            left = deadline - time.monotonic()
-            # Before the first answer credentials and certificates may be wrong: trying again would only hide that.
-            hopeless = not self._connection.answered and refused(self._connection.reason, "") is not None
-            if error.code() not in NO_ANSWER or left <= 0 or hopeless:
-                needed = permissions.on_topic(operation, key.topic if isinstance(key, TopicPartition) else str(key))
-                doing, reason = f"{step} {_shown(key)}", self._connection.reason
-                raise request_failed(doing, self._connection.addresses, error, reason, [needed])
-            if error.code() in _STUCK:
-                self._replace(client)  # at most once per attempt, that is every three seconds
-            time.sleep(min(pause, left))
-            pause = min(pause * 2, _LONGEST_PAUSE)
-
-    def _replace(self, stuck: AdminClient) -> None:
-        with self._lock:
-            if self._client is stuck:
-                logger.info("admin: connecting to %s anew", self._connection.addresses)
-                self._retired.append(stuck)
-                self._client = build(AdminClient, self._settings.admin(), self._connection)
 
 
 def standing(committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> list[PartitionLag]:
@@ -389,9 +371,9 @@ def standing(committed: Mapping[int, int], marks: Mapping[int, Watermarks]) -> l
     ]
 
 
-def all_led(topic: Any) -> bool:
+def all_led(topic: TopicMetadata) -> bool:
     """Check whether every partition of a described topic has a leader."""
-    return all(partition.leader is not None and partition.leader.id >= 0 for partition in topic.partitions)
+    return all(partition.leader_id >= 0 for partition in topic.partitions)
 
 
 def differences(spec: TopicSpec, found: TopicDescription | None) -> list[str]:
@@ -417,29 +399,30 @@ def _parts(value: str) -> set[str]:
     return {part.strip() for part in value.split(",")}  # lists like cleanup.policy have no order
 
 
-def _shown(key: object) -> str:
-    return f"{key.topic}[{key.partition}]" if isinstance(key, TopicPartition) else str(key)
+def _described(name: str, topic: TopicMetadata, configs: dict[str, str]) -> TopicDescription:
+    return TopicDescription(
+        name=name,
+        topic_id=topic_id_text(topic.topic_id),
+        partitions=len(topic.partitions),
+        replication_factor=max((len(partition.replica_nodes) for partition in topic.partitions), default=0),
+        configs=configs,
+    )
 
 
-def _gather(
-    attempt: Callable[[AdminClient, float], Mapping[K, Future[Any]]], client: AdminClient, seconds: float
-) -> dict[K, Any]:
-    results: dict[K, Any] = {}
+def _limit_of_change(deadline: float) -> float:
+    return min(time.monotonic() + _CHANGE_SECONDS, deadline)
+
+
+def _check(doing: str, operation: str, topic: str, code: int, message: str | None = None) -> None:
+    """Raise ``TopicError`` for a code that trying again does not cure, and ``BrokerRefusal`` for others. ``operation``:
+    the right that it takes, on the topic."""
     try:
-        futures = attempt(client, seconds)
-    except SystemError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):
-            raise error.__cause__ from None  # a signal arrived within the C client, which hides what its handler raised
-        raise
-    deadline = time.monotonic() + seconds + 1.0  # the client's own error comes first, and says more
-    for key, future in futures.items():
-        while not future.done() and time.monotonic() < deadline:
-            wait([future], min(_CALLBACK_SECONDS, seconds))
-            client.poll(0)
-        try:
-            results[key] = future.result(0)
-        except KafkaException as exception:
-            results[key] = error_of(exception)
-        except FutureTimeout:
-            results[key] = KafkaError(KafkaError._TIMED_OUT, "no answer to the request")
-    return results
+        raise_for(code, message)
+    except BrokerRefusal as refusal:
+        if refusal.retriable:
+            raise
+        raise _refused(f"{doing} {topic}", refusal, [permissions.on_topic(operation, topic)]) from None
+
+
+def _refused(step: str, refusal: BrokerRefusal, needed: Sequence[Right]) -> TopicError:
+    return TopicError(f"{step}: {denied(refusal.name, needed) if is_denial(refusal.name) else refusal}")

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.permissions import Right
-from streams.kafka.questions.requests import check_complete, metadata, only
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
-from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest
-from streams.kafka.wire.schemas.metadata import MetadataResponse
+from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
+from streams.kafka.wire.topic_questions import EARLIEST as EARLIEST
+from streams.kafka.wire.topic_questions import LATEST as LATEST
+from streams.kafka.wire.topic_questions import TopicMetadata, check_complete, list_offsets, metadata, only
 
 T = TypeVar("T")
-TopicMetadata = MetadataResponse.MetadataResponseTopic
-
 BROKER_SECONDS = 2.0
 """Seconds for one answer of one broker. A frozen one costs as much, not the time of the whole step."""
-EARLIEST: Final = -2
-LATEST: Final = -1
-"""In the place of a time: the first offset of a partition, and its end."""
-_LIST_OFFSETS: Final = 5
 
 
 class Questions:
@@ -101,18 +96,23 @@ class Questions:
             raise BrokerUnavailable(f"{step} at {self._client.addresses}: no broker answers")
         return answers, silent
 
-    async def _by_leader(self, topic: str, partitions: Sequence[int], deadline: float) -> dict[int, list[int]]:
-        """Sort partitions by the broker that leads them. Raises ``BrokerRefusal`` when one has no leader."""
+    async def _by_leader(self, topic: str, partitions: Sequence[int] | None, deadline: float) -> dict[int, list[int]]:
+        """Sort partitions (``None``: all) by the broker that leads them. Raises ``BrokerRefusal`` when one has no
+        leader."""
         by_leader = await self._by_any_leader(topic, partitions, deadline)
         if -1 in by_leader:
             raise BrokerRefusal(Code.LEADER_NOT_AVAILABLE)
         return by_leader
 
-    async def _by_any_leader(self, topic: str, partitions: Sequence[int], deadline: float) -> dict[int, list[int]]:
-        """Sort partitions by the broker that leads them; -1: none does for now."""
+    async def _by_any_leader(
+        self, topic: str, partitions: Sequence[int] | None, deadline: float
+    ) -> dict[int, list[int]]:
+        """Sort partitions (``None``: all) by the broker that leads them; -1: none does for now."""
         leaders = {
             entry.partition_index: entry.leader_id for entry in (await self._metadata(topic, deadline)).partitions
         }
+        if partitions is None:
+            partitions = sorted(leaders)
         missing = [number for number in partitions if number not in leaders]
         if missing:
             raise TopicError(f"topic {topic} has {len(leaders)} partitions, none with number {missing}")
@@ -125,14 +125,36 @@ class Questions:
         self, topic: str, partitions: list[int], leader: int, timestamp: int, deadline: float, *, stable: bool = False
     ) -> dict[int, int]:
         """Read uncommitted, so the high watermark, unless it is to be ``stable``."""
-        topic_of = ListOffsetsRequest.ListOffsetsTopic
-        # Without a leader epoch: an old one would be refused (FENCED_LEADER_EPOCH) after a broker's restart.
-        queries = [topic_of.ListOffsetsPartition(partition_index=number, timestamp=timestamp) for number in partitions]
-        request = ListOffsetsRequest(isolation_level=int(stable), topics=[topic_of(name=topic, partitions=queries)])
-        answer = await self._client.send(request, leader, deadline, most=_LIST_OFFSETS)
-        found = {entry.partition_index: entry.offset for entry in entries_of(answer.topics)}
-        check_complete(found, topic, partitions)
-        return found
+        times = {topic: dict.fromkeys(partitions, timestamp)}
+        return (await list_offsets(self._client, times, leader, deadline, stable=stable))[topic]
+
+    async def _offsets_by_leader(
+        self, topic: str, by_leader: Mapping[int, list[int]], timestamp: int, deadline: float, *, stable: bool = False
+    ) -> dict[int, int]:
+        """``_list_offsets`` of all leaders at once."""
+        answers = await asyncio.gather(
+            *(
+                self._list_offsets(topic, numbers, leader, timestamp, deadline, stable=stable)
+                for leader, numbers in by_leader.items()
+            )
+        )
+        return {number: offset for answer in answers for number, offset in answer.items()}
+
+    async def _delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> dict[int, int]:
+        """Delete the records before these offsets, by partition. Returns where the logs begin then."""
+        topic_of = DeleteRecordsRequest.DeleteRecordsTopic
+        begins: dict[int, int] = {}
+        for leader, numbers in (await self._by_leader(topic, sorted(before), deadline)).items():
+            partitions = [
+                topic_of.DeleteRecordsPartition(partition_index=number, offset=before[number]) for number in numbers
+            ]
+            request = DeleteRecordsRequest(
+                topics=[topic_of(name=topic, partitions=partitions)], timeout_ms=milliseconds_until(deadline)
+            )
+            answer = await self._client.send(request, leader, deadline)
+            begins |= {entry.partition_index: entry.low_watermark for entry in entries_of(answer.topics)}
+        check_complete(begins, topic, before)
+        return begins
 
     async def _metadata(self, topic: str, deadline: float) -> TopicMetadata:
         return (await self._described(topic, deadline))[0]
@@ -143,3 +165,8 @@ class Questions:
         found = only(answer.topics, f"topic {topic}")
         raise_for(found.error_code)
         return found, answer.cluster_id or ""
+
+
+def milliseconds_until(deadline: float) -> int:
+    """Return the time that a broker may take for a request, so that its own answer comes before the deadline."""
+    return int(1000 * max(deadline - asyncio.get_running_loop().time(), 0.1))

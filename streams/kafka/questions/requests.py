@@ -5,54 +5,28 @@ All raise ``BrokerRefusal`` and ``LostConnection``, as ``WireClient.send`` does;
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
 from streams.kafka.wire.codes import Code, entries_of, raise_for
-from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.schemas.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
-from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
 from streams.kafka.wire.schemas.offset_commit import OffsetCommitRequest
 from streams.kafka.wire.schemas.offset_delete import OffsetDeleteRequest
 from streams.kafka.wire.schemas.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
+from streams.kafka.wire.topic_questions import check_complete as check_complete
+from streams.kafka.wire.topic_questions import metadata as metadata
+from streams.kafka.wire.topic_questions import only as only
 
 _WITH_GROUPS: Final = 8  # of OffsetFetch: the first version that names groups in a list
 _WITH_EPOCHS, _COMMIT = 6, 8
 _COMMIT_OF_MEMBER: Final = 9  # members by the broker's protocol (KIP-848) are refused below it
-_WITH_IDS, _METADATA = 10, 12  # versions that name topics by their names, and tell their ids
 
-EntryT = TypeVar("EntryT")
 WirePartition = tuple[str, int]
 """Topic and partition."""
 GroupOffsets = OffsetFetchResponse.OffsetFetchResponseGroup
 OffsetEntry = GroupOffsets.OffsetFetchResponseTopics.OffsetFetchResponsePartitions
 TransactionState = DescribeTransactionsResponse.TransactionState
-
-
-def only(entries: Sequence[EntryT], what: str) -> EntryT:
-    """Return the one entry of an answer. Raises ``LostConnection`` for an answer that has none."""
-    if not entries:
-        raise LostConnection(f"the answer says nothing of {what}", "_BAD_MSG")
-    return entries[0]
-
-
-def check_complete(found: Container[int], topic: str, wanted: Iterable[int]) -> None:
-    """Raise ``LostConnection`` for an answer that leaves out a partition that the request named."""
-    for number in wanted:
-        if number not in found:
-            raise LostConnection(f"the answer says nothing of {topic}[{number}]", "_BAD_MSG")
-
-
-async def metadata(
-    client: WireClient, topics: Iterable[str] | None, deadline: float, *, with_rights: bool = False
-) -> MetadataResponse:
-    """Ask for brokers and for these topics; ``None``: for all topics. No topic is made by that."""
-    named = None if topics is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-    request = MetadataRequest(
-        topics=named, allow_auto_topic_creation=False, include_topic_authorized_operations=with_rights
-    )
-    return await client.send(request, None, deadline, least=_WITH_IDS, most=_METADATA)
 
 
 async def commit(

@@ -25,7 +25,6 @@ from streams.kafka.questions.requests import OffsetEntry, check_complete, commit
 from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.connection import LostConnection
-from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
 from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest
 from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
 from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
@@ -300,25 +299,11 @@ class WireTakeOver(Questions):
         if not partitions:
             return {}
         by_leader = await self._by_leader(topic, partitions, deadline)
-
-        async def offsets(timestamp: int) -> dict[int, int]:
-            asking = [self._list_offsets(topic, led, leader, timestamp, deadline) for leader, led in by_leader.items()]
-            return {number: at for found in await asyncio.gather(*asking) for number, at in found.items()}
-
         # All of them at once: a take-over waits for the slowest leader, not for their sum.
-        first, last = await asyncio.gather(offsets(EARLIEST), offsets(LATEST))
+        first, last = await asyncio.gather(
+            *(self._offsets_by_leader(topic, by_leader, at, deadline) for at in (EARLIEST, LATEST))
+        )
         return {number: (first[number], last[number]) for number in partitions}
-
-    async def _delete_records(self, topic: str, before: Mapping[int, int], deadline: float) -> None:
-        topic_of = DeleteRecordsRequest.DeleteRecordsTopic
-        for leader, numbers in (await self._by_leader(topic, sorted(before), deadline)).items():
-            partitions = [
-                topic_of.DeleteRecordsPartition(partition_index=number, offset=before[number]) for number in numbers
-            ]
-            timeout_ms = int(1000 * max(deadline - asyncio.get_running_loop().time(), 0.1))
-            request = DeleteRecordsRequest(topics=[topic_of(name=topic, partitions=partitions)], timeout_ms=timeout_ms)
-            for _ in entries_of((await self._client.send(request, leader, deadline)).topics):
-                pass  # raises for one that was refused
 
     async def _log_dirs(self, topic: str, partitions: list[int], leader: int, deadline: float) -> dict[int, int]:
         if leader < 0:

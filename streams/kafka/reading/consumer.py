@@ -8,23 +8,21 @@ import re
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from streams.errors import OffsetError, StreamsError, TopicError
 from streams.kafka.connection import ConnectionLog, find_leaders
 from streams.kafka.reading import accepting, failures
+from streams.kafka.reading.log_ends import LogEnds
 from streams.kafka.settings import ClientSettings, build
 from streams.kafka.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
 from streams.records import IncomingRecord, PolledPartition
@@ -35,7 +33,6 @@ LOG_START: Final = -1
 """The offset that stands for "whatever the log begins with"."""
 END_SECONDS: Final = 5.0
 """Seconds until the question for the end of a silent partition is given up. Nothing waits for it."""
-_LATEST: Final[Any] = import_module("confluent_kafka.admin").OffsetSpec.latest()  # its types leave it out
 _PARTITION: Final = re.compile(r" \[(\d+)\]")
 
 
@@ -88,7 +85,7 @@ class _Question(NamedTuple):
 
     partition: int
     in_outage: bool
-    answer: Future[Any]
+    answer: Future[int]
 
 
 class LogConsumer:
@@ -123,7 +120,7 @@ class LogConsumer:
         """Partitions that are not known to be at their end: when to look after them if nothing comes, and the pause."""
         self._check_at = 0.0
         self._has_backlog = True  # as far as the last poll tells
-        self._admin: AdminClient | None = None
+        self._log_ends = LogEnds(settings)
         self._question: _Question | None = None
         self._answered = False
         """A question was answered in an outage, since the last poll. Errors from before come with that poll, so the
@@ -206,7 +203,7 @@ class LogConsumer:
         self._positions.clear()
         self._paused.clear()
         self._silent.clear()
-        self._admin = None
+        self._log_ends.close()
         with contextlib.suppress(KafkaException, RuntimeError):
             self._consumer.close()
 
@@ -329,28 +326,18 @@ class LogConsumer:
         """Request the end of a partition; the answer is taken in by a later poll."""
         # By another client, which does not block: the consumer's own question would hold up all partitions for as long
         # as a frozen broker is silent, and a call from another thread would wait until this one does not poll.
-        if self._admin is None:
-            quiet: Any = {"log_level": 0, "error_cb": lambda _: None}  # outages are reported by the consumer
-            self._admin = AdminClient(self._settings.admin() | quiet)
-        place = TopicPartition(self.topic, partition)
-        asked = self._admin.list_offsets(
-            {place: _LATEST}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=END_SECONDS
-        )
-        self._question = _Question(partition, self._connection.down, asked[place])
+        answer = self._log_ends.ask(self.topic, partition, END_SECONDS)
+        self._question = _Question(partition, self._connection.down, answer)
 
     def _take_answer(self, question: _Question) -> None:
         """Fetch a silent partition anew if the broker's answer is that there is more."""
-        if self._admin is not None:
-            self._admin.poll(0)  # events for the user's callbacks must not pile up
         if not question.answer.done():
             return
         self._question, silent = None, question.partition
-        try:
-            end = question.answer.result().offset
-        except KafkaException as exception:
-            logger.debug("%s[%d]: silent, and its end cannot be requested: %s", self.topic, silent, exception)
-            self._admin = None  # after a broker's restart one gets FENCED_LEADER_EPOCH every time; a new one does not
+        if (failure := question.answer.exception()) is not None:
+            logger.debug("%s[%d]: silent, and its end cannot be requested: %s", self.topic, silent, failure)
             return
+        end = question.answer.result()
         self._answered = question.in_outage and self._connection.down
         if end > self._positions.get(silent, end):
             logger.debug("%s[%d]: silent at %d of %d: fetched anew", self.topic, silent, self._positions[silent], end)

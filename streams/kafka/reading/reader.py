@@ -76,7 +76,6 @@ class PartitionReader:
                     raise broker_unavailable(
                         f"reading {_shown(topic, positions, ranges)}: no progress for {stalled_after_seconds:g} s",
                         self._settings.bootstrap_servers,
-                        None,
                         fetcher.reason or "an open transaction may hold the end of the log back",
                     )
         finally:

@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.kafka.permissions import Right
+from streams.kafka.translate import plain
 from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.codes import entries_of as entries_of
@@ -53,7 +54,7 @@ _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 1.0, 10.0
 """Seconds for one look for a broker: the first, and the longest, each longer by a half; it may only be slow."""
 _ADVICE = "check the address, security.protocol and that it runs"
 _METADATA = 4  # the least version that makes no topic
-_UNKNOWN_BROKER = "_UNKNOWN_BROKER"
+_UNKNOWN_BROKER, _TIMED_OUT = "_UNKNOWN_BROKER", "_TIMED_OUT"
 _PATIENT = Code.UNSTABLE_OFFSET_COMMIT, Code.CONCURRENT_TRANSACTIONS
 
 
@@ -90,6 +91,7 @@ class WireClient:
         self._any: Address | None = None  # the broker that has questions for any of them
         self._turn = -1
         self._is_stale = False  # the brokers may be other ones by now
+        self._is_reported = False  # the log says that no broker answers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._asking: set[Future[Any]] | None = set()  # calls that wait; None: closed, no answer will come
@@ -239,12 +241,12 @@ class WireClient:
         return task
 
     async def connected(self, deadline: float = math.inf, *, quiet: bool = False) -> None:
-        """Wait until a broker has answered; log once that none does, unless the caller logs it (``quiet``). Raises
-        what trying cannot cure, and at a deadline."""
+        """Wait until a broker has answered; log once in an outage that none does, unless the caller logs it
+        (``quiet``). Raises what trying cannot cure, and at a deadline."""
         if self._brokers and self._any is not None and self._lines.get(self._any).is_live():
             return
         clock = asyncio.get_running_loop().time
-        logged, start, pause, patience = False, clock(), _FIRST_PAUSE, _LOOK_SECONDS
+        start, pause, patience = clock(), _FIRST_PAUSE, _LOOK_SECONDS
         while True:
             try:
                 await self.refreshed(min(deadline, clock() + patience))
@@ -252,16 +254,18 @@ class WireClient:
             except LostConnection as failure:
                 if is_hopeless(failure):
                     raise self.translated(failure, "connecting") from failure
-                reason = self._lines.failure() or failure
-            said = f"no broker answers at {self.addresses} ({reason})"
+                reasons = self._lines.failure()
+                last = LostConnection(reasons) if reasons else failure
+            said = f"no broker answers at {self.addresses} ({plain(str(last), self.addresses)})"
             if clock() + pause >= deadline:
-                raise BrokerUnavailable(f"{said}; {_ADVICE}")
-            if not (logged or quiet) and clock() - start > _LOG_UNREACHABLE_AFTER:
-                logged = True
+                raise BrokerUnavailable(f"{said}; {_ADVICE}") from last
+            if not (self._is_reported or quiet) and clock() - start > _LOG_UNREACHABLE_AFTER:
+                self._is_reported = True
                 log.warning("%s; %s; trying on", said, _ADVICE)
             await asyncio.sleep(pause)
             pause, patience = min(pause * 2, _LONGEST_PAUSE), min(patience * 1.5, _LONGEST_LOOK_SECONDS)
-        if logged:
+        if self._is_reported:
+            self._is_reported = False
             log.info("broker at %s answers", self.addresses)
 
     async def send(
@@ -299,7 +303,7 @@ class WireClient:
             async with until_deadline(deadline):
                 connection = await self._connect(*address)
         except TimeoutError:
-            raise LostConnection(f"{address[0]}:{address[1]}: no connection in time", "_TIMED_OUT") from None
+            raise LostConnection(f"{address[0]}:{address[1]}: no connection in time", _TIMED_OUT) from None
         self._own.add(connection)
         return connection
 
@@ -324,16 +328,19 @@ class WireClient:
         """Try until it works, trying cannot cure it, or the deadline passes (``BrokerUnavailable``). ``needed``: the
         rights that it takes, for messages."""
         pause, clock = _FIRST_PAUSE, asyncio.get_running_loop().time
+        last: BrokerRefusal | LostConnection | None = None
         while True:
             try:
                 return await attempt()
             except (BrokerRefusal, LostConnection) as error:
+                if last is None or error.code != _TIMED_OUT:  # the deadline may cut a try off: that says nothing
+                    last = error
                 refusal = error if isinstance(error, BrokerRefusal) else None
                 # A certificate is not hopeless here: it may just be renewed, on one broker after the other.
                 if error.code in HOPELESS if refusal is None else not refusal.retriable:
                     raise self.translated(error, step, needed) from error
                 if clock() + pause >= deadline:
-                    raise self.translated(error, step) from error
+                    raise self.translated(last, step) from last
                 if refusal is None or refusal.stale_metadata:
                     self._is_stale = True
                 # Waiting for the markers of a transaction is short, and readers stall meanwhile: no growing pause.
@@ -357,7 +364,7 @@ class WireClient:
             async with until_deadline(deadline):
                 line = await self._lines.first_of(known[at:] + known[:at])
         except TimeoutError:
-            raise LostConnection(f"no connection to any of {len(known)} addresses in time", "_TIMED_OUT") from None
+            raise LostConnection(f"no connection to any of {len(known)} addresses in time", _TIMED_OUT) from None
         self._any = line.address
         return line.address
 

@@ -105,6 +105,11 @@ class BrokerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the requests that wait for an answer. asyncio calls this."""
+        if (
+            isinstance(exc, ssl.SSLError) and self.lost is None
+        ):  # it refuses our certificate, when the handshake is over
+            self.lost = self._failure(f"TLS failed: {exc.reason or exc}", "_SSL")
+            self.lost.__cause__ = exc
         self._end(str(exc or "the broker closed the connection"))
 
     def call(self, key: int, version: int, parts: Sequence[bytes], *, flexible: bool = True) -> asyncio.Future[bytes]:
@@ -168,21 +173,22 @@ class BrokerConnection(asyncio.Protocol):
     async def authenticate(self, host: str, credentials: Credentials) -> None:
         """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused, or the
         broker does not prove that it knows them)."""
-        import anyio.to_thread  # 40 modules, which a task of Spark that has no login does without
 
         name = credentials.mechanism
         if (await self._ask(SaslHandshakeRequest(mechanism=name), 1)).error_code:
             raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
+        from anyio import to_thread  # here, so that what reads without a login does not load it
+
         login = credentials.login_at(host)
         highest = self.versions[SaslAuthenticateRequest.API_KEY][1]
         try:
             # On a thread: a token is fetched by the application's function, and SCRAM hashes for milliseconds.
-            message = await anyio.to_thread.run_sync(login.first)
+            message = await to_thread.run_sync(login.first)
             while True:
                 answer = await self._ask(SaslAuthenticateRequest(auth_bytes=message), min(highest, 2))
                 if answer.error_code:
                     raise SaslFailure("the broker refuses the credentials; check the sasl.* settings")
-                following = await anyio.to_thread.run_sync(login.next, answer.auth_bytes)
+                following = await to_thread.run_sync(login.next, answer.auth_bytes)
                 if following is None:
                     break
                 message = following
@@ -211,7 +217,9 @@ class BrokerConnection(asyncio.Protocol):
         waiting, self._waiting = self._waiting, deque()
         for _, future in waiting:
             if not future.done():
-                future.set_exception(LostConnection(str(self.lost), self.lost.code))
+                failure = LostConnection(str(self.lost), self.lost.code)
+                failure.__cause__ = self.lost.__cause__
+                future.set_exception(failure)
 
 
 async def connect(

@@ -31,6 +31,11 @@ def explained(error: BaseException, where: str, needed: Sequence[Right] = ()) ->
             f"{where}: the broker's certificate is refused: {error.__cause__.verify_message}; "
             "check ssl.ca.location and the host name in bootstrap.servers"
         )
+    if isinstance(error.__cause__, ssl.SSLError) and "ALERT" in (error.__cause__.reason or ""):
+        return ConfigError(
+            f"{where}: the broker ends the connection ({error}); if it asks for a certificate, check "
+            "ssl.certificate.location and ssl.key.location"
+        )
     if is_denial(name):
         return ConfigError(f"{where}: {denied(name, needed)}")
     if name == Code.UNSUPPORTED_VERSION.name:

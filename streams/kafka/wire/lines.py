@@ -211,7 +211,14 @@ class Lines:
 
 def is_hopeless(failure: LostConnection) -> bool:
     """Check for wrong credentials, a certificate that does not fit, or an old broker: the next one will refuse, too."""
-    return failure.code in HOPELESS or isinstance(failure.__cause__, ssl.SSLCertVerificationError)
+    return failure.code in HOPELESS or refuses_certificate(failure.__cause__)
+
+
+def refuses_certificate(cause: BaseException | None) -> bool:
+    """Check whether one of the two sides does not take the certificate of the other: ours is refused by an alert."""
+    return isinstance(cause, ssl.SSLCertVerificationError) or (
+        isinstance(cause, ssl.SSLError) and "ALERT" in (cause.reason or "")
+    )
 
 
 def until_deadline(deadline: float) -> asyncio.Timeout:

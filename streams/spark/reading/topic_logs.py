@@ -5,37 +5,33 @@ Lives in the driver's planning process, for one query (batch) or for as long as 
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, TypeVar
 
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-)
-from confluent_kafka import TopicPartition as _TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin import OffsetSpec as _OffsetSpec  # type: ignore[attr-defined]
-
-from streams.errors import BrokerUnavailable, ConfigError, OffsetError, TopicError
-from streams.kafka.translate import NO_ANSWER, NO_SUCH_TOPIC
+from streams.errors import BrokerUnavailable, ConfigError, OffsetError, StreamsError, TopicError
+from streams.kafka.questions.requests import commit
+from streams.kafka.wire.client import WireClient
+from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
+from streams.kafka.wire.security import Security
+from streams.kafka.wire.topic_questions import EARLIEST as EARLIEST_TIME
+from streams.kafka.wire.topic_questions import LATEST as LATEST_TIME
+from streams.kafka.wire.topic_questions import TopicMetadata, leader_of, list_offsets, metadata, topic_id_text
 from streams.records import TopicPartition
-from streams.spark.kafka import ASK_SECONDS, GRACE_SECONDS, answers, client, no_such_topic, translated
+from streams.spark.kafka import ASK_SECONDS, no_such_topic, settings_of
 from streams.spark.options import agreed
 from streams.spark.reading.planning import Bounds, Logs, Positions, TopicLog
 from streams.spark.reading.read_options import EARLIEST, LATEST, ByPartition, Edge, ReadOptions, read_options
 
-_AGAIN_SECONDS: Final = 0.2
 _COMMIT_SECONDS: Final = 5.0
 _QUIET_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 2.0
 
-_spec: Any = _OffsetSpec
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -47,16 +43,13 @@ class LogView:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._ask_seconds = min(ASK_SECONDS, options.stall_seconds)
-        self._admin: AdminClient | None = None
-        self._committer: Consumer | None = None
-        self._answers: list[str] = []  # to the last commit: what went wrong, or an empty text
+        self._wire: WireClient | None = None
 
     def close(self) -> None:
-        """Close the clients; the next question makes others."""
-        self._admin = None
-        if self._committer is not None:
-            self._committer.close()
-            self._committer = None
+        """Close the connections; the next question makes others."""
+        client, self._wire = self._wire, None
+        if client is not None:
+            client.close(_CLOSE_SECONDS)
 
     def logs(self) -> Logs:
         """The topics chosen by the options, those of them that exist. Raises ``BrokerUnavailable``, ``ConfigError``."""
@@ -87,105 +80,95 @@ class LogView:
     def commit(self, positions: Mapping[TopicPartition, int]) -> None:
         """Set a group's committed offsets, for tools that show lag. Whatever goes wrong is logged, nothing more.
 
-        Waits for the answer, up to five seconds: Spark may end this process right after. By a consumer that never
-        joins: the admin client's requests about groups take the process down (librdkafka 2.16) when the group's
-        coordinator is only just coming up.
+        Waits for the answer, up to five seconds: Spark may end this process right after.
         """
         group = self._options.commit_offsets_to
         if group is None or not positions:
             return
-        committer = self._committer
-        if committer is None:
-            settings = {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
-            self._committer = committer = client(Consumer, self._options.kafka, settings)
-            assert committer is not None
-        places = [_TopicPartition(place.topic, place.partition, at) for place, at in positions.items()]
-        self._answers.clear()
+        offsets = {(place.topic, place.partition): (at, "") for place, at in positions.items()}
         deadline = time.monotonic() + _COMMIT_SECONDS
         try:
-            committer.commit(offsets=places, asynchronous=True)
-            while not self._answers and time.monotonic() < deadline:
-                committer.poll(0.01)
-            problem = self._answers[0] if self._answers else "no answer"
-        except KafkaException as error:
-            problem = error.args[0].str()
-        if problem:
+            client = self._client()
+            client.ask("committing", deadline, functools.partial(commit, client, group, offsets, deadline))
+        except StreamsError as problem:
             _log.warning("positions could not be committed to group %s (option commitOffsetsTo): %s", group, problem)
 
-    def _answered(self, error: KafkaError | None, places: list[_TopicPartition]) -> None:
-        problems = [error, *(place.error for place in places)]
-        self._answers.append(next((problem.str() for problem in problems if problem is not None), ""))
+    def _client(self) -> WireClient:
+        if self._wire is None:
+            settings = settings_of(self._options.kafka)
+            settings.check()
+            security = Security.of(settings.overrides)
+            self._wire = WireClient(settings.bootstrap_servers, settings.client_id, security)
+            self._wire.start()
+        return self._wire
 
-    def _client(self) -> AdminClient:
-        admin = self._admin
-        if admin is None:  # not `or`: a client with nothing to do counts as false
-            settings: dict[str, Any] = {
-                "reconnect.backoff.ms": 50,
-                "reconnect.backoff.max.ms": 1000,
-                **self._options.kafka,
-            }
-            self._admin = admin = client(AdminClient, settings)
-            assert admin is not None
-        return admin
+    def _patiently(self, ask: Callable[[float], Awaitable[T]], doing: str) -> T:
+        begun, patience = time.monotonic(), self._options.stall_seconds
+        try:
+            return self._asked(ask, doing, begun + min(_QUIET_SECONDS, patience))
+        except BrokerUnavailable as error:
+            if patience <= _QUIET_SECONDS or not _passes(error):
+                raise self._given_up(error, doing) from error.__cause__
+            _log.warning("%s; asking for up to %g s (option stallSeconds)", error, patience)
+        try:
+            return self._asked(ask, doing, begun + patience)
+        except BrokerUnavailable as error:
+            raise self._given_up(error, doing) from error.__cause__
 
-    def _patiently(self, ask: Callable[[], T], doing: str) -> T:
-        begun, warned = time.monotonic(), False
-        deadline = begun + self._options.stall_seconds
-        while True:
-            try:
-                return ask()
-            except KafkaException as error:
-                if error.args[0].code() not in NO_ANSWER:
-                    raise translated(error, doing, self._options.kafka) from error
-                if time.monotonic() > deadline:
-                    raise BrokerUnavailable(
-                        f"{doing}: no answer from {self._options.kafka['bootstrap.servers']} for "
-                        f"{self._options.stall_seconds:g} s (option stallSeconds): {error.args[0].name()}; is the "
-                        "broker up, the address right?"
-                    ) from error
-                if not warned and time.monotonic() - begun > _QUIET_SECONDS:
-                    warned = True
-                    _log.warning(
-                        "%s: no answer from %s yet (%s); asking for up to %g s (option stallSeconds)",
-                        doing,
-                        self._options.kafka["bootstrap.servers"],
-                        error.args[0].name(),
-                        self._options.stall_seconds,
-                    )
-                self._admin = None  # one that lived through a restart of the broker may never answer again
-            time.sleep(_AGAIN_SECONDS)
+    def _asked(self, ask: Callable[[float], Awaitable[T]], doing: str, deadline: float) -> T:
+        async def attempt() -> T:
+            return await ask(min(time.monotonic() + self._ask_seconds, deadline))
 
-    def _logs(self) -> Logs:
-        partitions: dict[str, tuple[str, list[int]]] = {}
-        for name, topic in self._described(self._names()).items():
-            if self._options.topics.pattern is not None and topic.is_internal:
-                continue
-            partitions[name] = str(topic.topic_id), self._chosen(name, [found.id for found in topic.partitions])
-        bounds = self._bounds([TopicPartition(name, p) for name, (_, ids) in partitions.items() for p in ids])
+        return self._client().ask(doing, deadline, attempt)
+
+    def _given_up(self, error: BrokerUnavailable, doing: str) -> BrokerUnavailable:
+        if not _passes(error):
+            return error
+        return BrokerUnavailable(
+            f"{doing}: no answer from {self._options.kafka['bootstrap.servers']} for "
+            f"{self._options.stall_seconds:g} s (option stallSeconds): {error.__cause__ or error}; is the broker up, "
+            "the address right?"
+        )
+
+    async def _logs(self, limit: float) -> Logs:
+        topics = {
+            name: topic
+            for name, topic in (await self._described(limit)).items()
+            if self._options.topics.pattern is None or not topic.is_internal
+        }
+        chosen = {
+            name: self._chosen(name, [found.partition_index for found in topic.partitions])
+            for name, topic in topics.items()
+        }
+        ends = self._options.committed_only
+        earliest, latest = (
+            {TopicPartition(name, number): at for name, numbers in chosen.items() for number in numbers}
+            for at in (EARLIEST_TIME, LATEST_TIME)
+        )
+        first, end, high = await asyncio.gather(
+            self._offsets(topics, earliest, limit, stable=ends),
+            self._offsets(topics, latest, limit, stable=ends),
+            self._offsets(topics, latest, limit),
+        )
+        bounds = {place: Bounds(first[place], end[place], max(high[place], end[place])) for place in latest}
         return {
-            name: TopicLog(topic_id, {p: bounds[TopicPartition(name, p)] for p in ids})
-            for name, (topic_id, ids) in partitions.items()
+            name: TopicLog(topic_id_text(topics[name].topic_id), {p: bounds[TopicPartition(name, p)] for p in numbers})
+            for name, numbers in chosen.items()
         }
 
-    def _described(self, names: list[str]) -> dict[str, Any]:
-        """The topics of these names that exist."""
-        asked = (
-            self._client().describe_topics(TopicCollection(names), request_timeout=self._ask_seconds) if names else {}
-        )
-        found = {}
-        for name, topic in answers(asked, self._ask_seconds + GRACE_SECONDS).items():
-            if not isinstance(topic, KafkaException):
-                found[name] = topic
-            elif topic.args[0].code() not in NO_SUCH_TOPIC:
-                raise topic
-        return found
-
-    def _names(self) -> list[str]:
+    async def _described(self, limit: float) -> dict[str, TopicMetadata]:
+        """The topics of these names, or of this pattern, that exist."""
         topics = self._options.topics
-        if topics.pattern is None:
-            return sorted(topics.names or topics.assigned or ())
-        there = self._client().list_topics(timeout=self._ask_seconds).topics
-        return sorted(name for name in there if re.fullmatch(topics.pattern, name))
+        names = sorted(topics.names or topics.assigned or ()) if topics.pattern is None else None
+        found = {}
+        for topic in (await metadata(self._client(), names, limit)).topics:
+            name = topic.name or ""
+            if topics.pattern is not None and not re.fullmatch(topics.pattern, name):
+                continue
+            if topic.error_code not in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID):
+                raise_for(topic.error_code)
+                found[name] = topic
+        return dict(sorted(found.items()))
 
     def _chosen(self, topic: str, there: list[int]) -> list[int]:
         if self._options.topics.assigned is None:
@@ -195,25 +178,11 @@ class LogView:
             raise TopicError(f"option assign: topic {topic!r} has no partition {min(missing)}, it has {len(there)}")
         return list(chosen)
 
-    def _bounds(self, places: list[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        if not places:
-            return {}
-        ends = IsolationLevel.READ_COMMITTED if self._options.committed_only else IsolationLevel.READ_UNCOMMITTED
-        first, end, high = self._offsets(
-            (places, _spec.earliest(), ends),
-            (places, _spec.latest(), ends),
-            (places, _spec.latest(), IsolationLevel.READ_UNCOMMITTED),
-        )
-        return {place: Bounds(first[place], end[place], max(high[place], end[place])) for place in places}
-
     def _at_times(
         self, edge: Edge, times: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]
     ) -> dict[TopicPartition, int]:
-        level = IsolationLevel.READ_UNCOMMITTED
-
-        def ask() -> dict[TopicPartition, int]:
-            (found,) = self._offsets((list(times), {p: _spec.for_timestamp(at) for p, at in times.items()}, level))
-            return found
+        async def ask(limit: float) -> dict[TopicPartition, int]:
+            return await self._offsets(await self._described(limit), times, limit)
 
         found = {}
         for place, offset in self._patiently(ask, "asking for the offsets of a time").items():
@@ -243,26 +212,37 @@ class LogView:
         _log.warning("failOnDataLoss=false: %s; goes on with what is there", problem)
         return min(max(given, bounds.first), bounds.end)
 
-    def _offsets(self, *asked: tuple[list[TopicPartition], Any, Any]) -> list[dict[TopicPartition, int]]:
-        """Offsets of partitions by specification (one, or one for each) and by isolation: all at
-        once."""
-        requests = []
-        for places, spec, level in asked:
-            wanted: Any = {_TopicPartition(*place): spec[place] if isinstance(spec, dict) else spec for place in places}
-            requests.append(
-                self._client().list_offsets(wanted, isolation_level=level, request_timeout=self._ask_seconds)
-                if wanted
-                else {}
-            )
-        found = []
-        for request in requests:
-            offsets = {}
-            for place, answer in answers(request, self._ask_seconds + GRACE_SECONDS).items():
-                if isinstance(answer, KafkaException):
-                    raise answer
-                offsets[TopicPartition(place.topic, place.partition)] = answer.offset
-            found.append(offsets)
-        return found
+    async def _offsets(
+        self,
+        topics: Mapping[str, TopicMetadata],
+        times: Mapping[TopicPartition, int],
+        limit: float,
+        *,
+        stable: bool = False,
+    ) -> dict[TopicPartition, int]:
+        """Offsets of partitions by time: of all leaders at once."""
+        by_leader: dict[int, dict[str, dict[int, int]]] = {}
+        for place, at in times.items():
+            if place.topic not in topics:  # it was deleted meanwhile
+                raise no_such_topic(place.topic, self._options.kafka)
+            leader = leader_of(topics[place.topic], place.partition)
+            by_leader.setdefault(leader, {}).setdefault(place.topic, {})[place.partition] = at
+        client = self._client()
+        answers = await asyncio.gather(
+            *(list_offsets(client, wanted, leader, limit, stable=stable) for leader, wanted in by_leader.items())
+        )
+        return {
+            TopicPartition(topic, number): offset
+            for answer in answers
+            for topic, offsets in answer.items()
+            for number, offset in offsets.items()
+        }
+
+
+def _passes(error: BrokerUnavailable) -> bool:
+    """Check whether asking again may help: the broker did not refuse the request for good."""
+    cause = error.__cause__
+    return not isinstance(cause, BrokerRefusal) or cause.retriable
 
 
 def require(logs: Logs, options: ReadOptions) -> None:
