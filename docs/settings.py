@@ -160,7 +160,7 @@ SECTIONS: Final = (
                 "`incremental`, `cooperative-sticky`, `range` or `roundrobin`; two of them, the wanted one first,"
                 " while a group migrates"
             ),
-            "membership": "implementation of the group protocol: `streams`, `librdkafka` or `broker` (KIP-848)",
+            "membership": "who shares the partitions out: `streams` (the members) or `broker` (KIP-848)",
             "static_membership": "make `instance_id` the member's `group.instance.id` too",
             "num_standbys": "number of warm copies of each partition on other members",
             "max_moves": "number of partitions that are prepared for a move at a time, in the whole group",

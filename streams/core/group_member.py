@@ -1,6 +1,6 @@
 """One member of a consumer group, as a pure machine: its metadata, its claims, the barrier, and when it has to join.
 
-Every membership drives this machine: kafka-python's, librdkafka's and the simulated one (``testing``).
+Every membership drives this machine, the simulated one (``testing``) too.
 Three rules of the exactly-once protocol are kept here:
 
 * **Incarnation first.** A loss replaces the group metadata before all else. A transaction that began under an

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streams.core.strategies import PlanSettings, assignor
+from streams.kafka.group.broker_membership import connect_broker_group
 from streams.kafka.group.connect import connect_group
-from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.takeover import SourceLog
@@ -168,28 +168,17 @@ class KafkaConnections:
             "alive": alive,
             "changelog": config.changelog,
         }
-        if config.group.membership != "streams":
-            return connect_librdkafka_group(
-                self._settings,
-                config.group_id,
-                config.offsets_topic,
-                config.instance_id,
-                config.group.strategies,
-                broker_side=config.group.membership == "broker",
-                transaction_timeout_ms=int(config.timeouts.transaction_timeout_seconds * 1000),
-                **common,
+        place = (
+            config.bootstrap_servers, config.group_id, config.offsets_topic, config.num_partitions, config.instance_id
+        )  # fmt: skip
+        if config.group.membership == "broker":
+            transaction_ms = int(config.timeouts.transaction_timeout_seconds * 1000)
+            return connect_broker_group(
+                *place, config.group.strategies, transaction_timeout_ms=transaction_ms, **common
             )
         settings = PlanSettings(
             num_standbys=config.group.num_standbys,
             max_moves=config.group.max_moves,
             max_move_bytes=config.group.max_move_bytes,
         )
-        return connect_group(
-            config.bootstrap_servers,
-            config.group_id,
-            config.offsets_topic,
-            config.num_partitions,
-            config.instance_id,
-            {name: assignor(name, settings) for name in config.group.strategies},
-            **common,
-        )
+        return connect_group(*place, {name: assignor(name, settings) for name in config.group.strategies}, **common)

@@ -16,7 +16,7 @@ broker aborts the transaction without one."""
 
 STRATEGIES = ("incremental", "cooperative-sticky", "range", "roundrobin")
 """Strategies that share partitions among the members (``core/strategies.py``)."""
-MEMBERSHIPS = ("streams", "librdkafka", "broker")
+MEMBERSHIPS = ("streams", "broker")
 """Implementations of the group protocol for a member."""
 A_DAY = 86_400
 """Seconds of a day."""
@@ -114,8 +114,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     * ``strategy`` is ``incremental`` (a partition moves once its new owner has restored it), ``cooperative-sticky``,
       ``range`` or ``roundrobin``; or two of them, the wanted one first, while a running group migrates.
-    * ``membership`` is the implementation of the group protocol: ``streams`` (all strategies), ``librdkafka`` (its
-      classic one; not ``incremental``) or ``broker`` (KIP-848: the broker decides).
+    * ``membership`` is who shares the partitions out: ``streams`` (a member of the group, by any strategy) or
+      ``broker`` (KIP-848: the broker decides, as ``cooperative-sticky`` or ``range`` do).
     * ``static_membership`` makes ``instance_id`` the group's ``group.instance.id``, too.
     * ``publish_status`` publishes the progress of copies and moves for ``kes group``, as offsets of a group
       ``<group_id>.<instance_id>.status``.
@@ -148,6 +148,12 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.leave_timeout_seconds < A_DAY:
             seconds = f"GroupConfig.leave_timeout_seconds is {self.leave_timeout_seconds}"
             raise ConfigError(f"{seconds}; it must be 0 or more, and less than a day")
+        if self.membership == "librdkafka":
+            raise ConfigError(
+                "GroupConfig.membership 'librdkafka' is no more: leave it out, and keep strategy 'cooperative-sticky', "
+                "'range' or 'roundrobin'; membership 'streams' runs all three. Stop all members before you start them "
+                "again with it"
+            )
         if self.membership not in MEMBERSHIPS:
             raise ConfigError(f"GroupConfig.membership is {self.membership!r}; use one of {', '.join(MEMBERSHIPS)}")
         check_type((str, tuple, list), "GroupConfig.strategy", self.strategy, "a name, or a tuple of two")
@@ -158,10 +164,10 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"GroupConfig.strategy is {self.strategy!r}; name one strategy, or two different ones to migrate"
             )
-        if self.membership != "streams" and "incremental" in self.strategies:
+        if self.membership == "broker" and "incremental" in self.strategies:
             raise ConfigError(
-                f"GroupConfig.membership {self.membership!r} cannot run the strategy 'incremental' (its assignors "
-                "cannot be replaced): choose another strategy, or membership 'streams'"
+                "GroupConfig.membership 'broker' cannot run the strategy 'incremental' (the broker decides): choose "
+                "'cooperative-sticky' or 'range', or membership 'streams'"
             )
 
     @property

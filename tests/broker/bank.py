@@ -131,8 +131,6 @@ def build(
     session = float(os.environ.get("BANK_SESSION_SECONDS", "6"))
     membership = settings.setdefault("membership", os.environ.get("BANK_MEMBERSHIP") or "streams")
     default = "incremental" if membership == "streams" else "cooperative-sticky"
-    if membership == "librdkafka":  # its client takes no session that is longer
-        settings.setdefault("rebalance_timeout_seconds", max(15.0, session))
     settings.setdefault("strategy", os.environ.get("BANK_STRATEGY") or default)
     settings.setdefault("num_standbys", int(os.environ.get("BANK_STANDBYS") or 0))
     settings.setdefault("leave_timeout_seconds", float(os.environ.get("BANK_LEAVE_SECONDS") or 10))

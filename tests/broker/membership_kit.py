@@ -13,16 +13,15 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka import admin as _admin
 
 from streams.core.assignor import sticky_plan
+from streams.kafka.group.broker_membership import connect_broker_group
 from streams.kafka.group.connect import connect_group
 from streams.kafka.group.coordinator import KafkaPythonLink
-from streams.kafka.group.librdkafka_connect import connect_librdkafka_group
-from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.security import Security
 from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Revoked
 from tests.unit.waiting import PATIENCE, wait_until
 
 PARTITIONS = 10
-KINDS = ("streams", "librdkafka", "broker")
+KINDS = ("streams", "broker")
 SESSION_MS, HEARTBEAT_MS = 2000, 200
 STEADY_MS = 12_000
 """Session of members that no test wants to lose: a machine that stands still for some seconds does not end it."""
@@ -61,15 +60,14 @@ class Seat:
             "security": Security.of({}),
             **settings,
         }
+        place = servers, group, topic, PARTITIONS, name
         if kind == "streams":
             settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
-            connected: Any = connect_group(servers, group, topic, PARTITIONS, name, **settings)
+            connected: Any = connect_group(*place, **settings)
         else:
             settings.setdefault("transaction_timeout_ms", SESSION_MS // 2)
-            strategies, broker_side = settings.pop("strategies", ("cooperative-sticky",)), kind == "broker"
-            connected = connect_librdkafka_group(
-                ClientSettings(servers), group, topic, name, strategies, broker_side=broker_side, **settings
-            )
+            strategies = settings.pop("strategies", ("cooperative-sticky",))
+            connected = connect_broker_group(*place, strategies, **settings)
         self.membership, self.take_over = connected
         self.kind, self.name, self.release = kind, name, release
         self.heard: list[tuple[GroupEvent, Any]] = []

@@ -1,6 +1,6 @@
 """Battery T2, numbers 1, 2 and 8: SIGKILL at every named point, and at random under load. The oracle must be exact, and
 the stores what the changelog says. Points of moves: ``test_battery_moves.py``. With librdkafka's members in full:
-``BANK_MEMBERSHIP=librdkafka`` (or ``broker``) before ``pytest``, here and for ``test_battery_members.py``."""
+``BANK_MEMBERSHIP=broker`` before ``pytest``, here and for ``test_battery_members.py``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def kill_at(bank_group: Bank, points: Sequence[str], seed: int, **settings: str)
         pytest.param("", SIX, id="six"),
         pytest.param("", AT_WORK, id="all", marks=pytest.mark.nightly),
         ("broker", ("flush.after",)),
-        nightly("librdkafka", ("flush.after",)),
     ],
 )
 @pytest.mark.timeout(600)
@@ -88,8 +87,7 @@ def test_killed_at_named_points_with_state_on_disk(
     ("membership", "point"),
     [
         *(nightly("", point) for point in REVOCATIONS),
-        nightly("broker", "revoke.before"),
-        ("librdkafka", "revoke.before"),
+        ("broker", "revoke.before"),
     ],
 )
 def test_killed_in_a_revocation(bank_group: Bank, point: str, seed: int) -> None:

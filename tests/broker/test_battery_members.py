@@ -21,7 +21,7 @@ EVENTS, KEYS = 12_000, 60
     [
         *(nightly("", point) for point in ("", "commit.before:20:freeze", "flush.after:20:freeze")),
         *gate(
-            [(name, "send_offsets.before:20:freeze") for name in ("", "librdkafka", "broker")],
+            [(name, "send_offsets.before:20:freeze") for name in ("", "broker")],
             ("", "send_offsets.before:20:freeze"),
         ),
     ],

@@ -32,7 +32,6 @@ OF_TRANSACTIONS = ("EndTxn", "TxnOffsetCommit", "Produce")
 OF_V1 = (*OF_TRANSACTIONS, "AddPartitionsToTxn")
 """With one broker and transactions v2 a producer enlists nothing."""
 OF_THE_GROUP = ("JoinGroup", "SyncGroup")
-OF_OTHER_GROUPS = (("librdkafka", "JoinGroup"), ("librdkafka", "SyncGroup"), ("broker", "ConsumerGroupHeartbeat"))
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def attacked(bank: Bank, proxy: KafkaProxy, seed: int, **settings: str) -> Itera
     [
         *gate([("", api) for api in OF_TRANSACTIONS], ("", "EndTxn")),
         *(nightly("", api) for api in OF_THE_GROUP),
-        *(pytest.param(name, api, marks=pytest.mark.soak) for name, api in OF_OTHER_GROUPS),
+        pytest.param("broker", "ConsumerGroupHeartbeat", marks=pytest.mark.soak),
     ],
 )
 def test_under_attack(bank_group: Bank, proxy: KafkaProxy, api: str, seed: int) -> None:

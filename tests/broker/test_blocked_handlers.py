@@ -39,7 +39,7 @@ async def running(*sources: EventSource[Any]) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize(
     ("membership", "strategy"),
-    [("streams", "incremental"), nightly("librdkafka", "range"), nightly("broker", "range")],
+    [("streams", "incremental"), nightly("broker", "range")],
 )
 async def test_an_event_that_blocks_every_owner_is_its_own_failure(
     lab: Lab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, membership: str, strategy: str

@@ -16,12 +16,10 @@ pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(90)]
 PARTITIONS = 2
 
 
-@pytest.mark.parametrize("membership", ["streams", "librdkafka"])
-async def test_a_look_at_an_evicted_member_is_never_answered_from_old_state(lab: Lab, membership: str) -> None:
+async def test_a_look_at_an_evicted_member_is_never_answered_from_old_state(lab: Lab) -> None:
     """Cut off for longer than its session while another one takes over: it knows of nothing, and its loop goes on."""
     await lab.create()
     quick = {"session_timeout_seconds": 2.0, "transaction_timeout_seconds": 1.6}
-    quick |= {"membership": membership, "strategy": "incremental" if membership == "streams" else "range"}
     with KafkaProxy(lab.bootstrap) as proxy:
         first, second = source_of(lab, bootstrap_servers=proxy.bootstrap_servers, **quick), source_of(lab, **quick)
         async with Running(first):

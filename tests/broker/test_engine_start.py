@@ -43,7 +43,7 @@ async def test_what_is_too_late_for_a_source_that_runs(lab: Lab) -> None:
     assert set(lab.admin.describe(created).values()) == {None}
 
 
-@pytest.mark.parametrize("membership", ["streams", "librdkafka"])
+@pytest.mark.parametrize("membership", ["streams", "broker"])
 async def test_a_second_process_of_one_name_does_not_disturb_the_first(
     lab: Lab, membership: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from streams.errors import ConfigError, MembershipFatal
 from streams.kafka.wire import group_bytes
 from streams.model.group import Assigned, Lost, Revoked
-from tests.broker.gate import gate, nightly
+from tests.broker.gate import gate
 from tests.broker.membership_kit import KINDS, PARTITIONS, SESSION_MS, Desk, Seat, Transactor, settled, until
 from tests.unit.waiting import stays
 
@@ -188,7 +188,7 @@ def test_a_static_member_that_restarts_gets_its_partitions_back(desk: Desk) -> N
 
 
 def test_a_static_name_that_is_taken(desk: Desk) -> None:
-    """The classic protocols believe the newcomer, the broker-side one whoever is there."""
+    """The classic protocol believes the newcomer, the broker-side one whoever is there."""
     short = {"session_timeout_ms": 5000, "rebalance_timeout_ms": 5000}
     first = desk.seat("shop", static=True, **short)
     first.owning(PARTITIONS)
@@ -205,7 +205,7 @@ def test_a_static_name_that_is_taken(desk: Desk) -> None:
     assert not winner.heard_of(Lost)
 
 
-@pytest.mark.parametrize("kind", ["streams", nightly("librdkafka")])
+@pytest.mark.parametrize("kind", ["streams"])
 def test_a_session_timeout_that_the_broker_refuses(desk: Desk) -> None:
     error = desk.seat("a", session_timeout_ms=100, heartbeat_interval_ms=30).fatal()
     assert isinstance(error, ConfigError)

@@ -74,6 +74,30 @@ def test_members_of_both_codes_share_a_group(bank_group: Bank, before: Path, tmp
     bank_group.must_be_exact()
 
 
+@pytest.mark.parametrize("membership", ["broker"])
+def test_members_of_both_codes_share_a_group_of_the_brokers_protocol(bank_group: Bank, before: Path) -> None:
+    """That of before spoke it by librdkafka. Both orders, and each takes over from the other after a kill."""
+    new = {"BANK_SESSION_SECONDS": "6"}
+    old = {**new, "PYTHONPATH": str(before)}
+    load = bank_group.load(ENDLESS, KEYS, 2, 400)
+    first, second = bank_group.start("first", **old), bank_group.start("second", **new)
+    share_evenly(first, second)
+    first.kill()  # with a transaction open, or not
+    wait_until(lambda: second.works_on() == bank.PARTITIONS, "this code took over from that of before")
+    first = bank_group.start("first", **old)
+    share_evenly(first, second)
+    second.kill()
+    wait_until(lambda: first.works_on() == bank.PARTITIONS, "the code of before took over from this one")
+    second = bank_group.start("second", **new)
+    share_evenly(first, second)
+    assert first.stop() == 0
+    wait_until(lambda: second.works_on() == bank.PARTITIONS, "this code has everything")
+    load.stop()
+    bank_group.wait_handled()
+    bank_group.check_stores()
+    bank_group.must_be_exact()
+
+
 @pytest.mark.parametrize(("engine", "store"), [("", "Table"), ("SQLite", "Stores"), ("RocksDB", "SimpleStore")])
 def test_folders_and_snapshots_of_the_code_of_before_are_taken(
     bank_group: Bank, before: Path, tmp_path: Path, engine: str, store: str

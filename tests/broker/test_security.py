@@ -47,12 +47,12 @@ def lab_at(broker: KafkaBroker) -> Lab:
 
 
 STREAMS: dict[str, Any] = {}
-LIBRDKAFKA = {"membership": "librdkafka", "strategy": "cooperative-sticky"}
-GATE = [("SCRAM-SHA-512", STREAMS, "streams"), ("mutual", LIBRDKAFKA, "librdkafka")]
+BROKER = {"membership": "broker", "strategy": "cooperative-sticky"}
+GATE = [("SCRAM-SHA-512", STREAMS, "streams"), ("mutual", BROKER, "broker")]
 NIGHTLY = [
     (way, settings, name)
     for way in ("tls", "mutual", *MECHANISMS)
-    for name, settings in (("streams", STREAMS), ("librdkafka", LIBRDKAFKA))
+    for name, settings in (("streams", STREAMS), ("broker", BROKER))
     if (way, settings, name) not in GATE
 ]
 CASES = [

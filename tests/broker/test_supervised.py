@@ -126,7 +126,6 @@ def under_load(
             (1, 1, False, 0, "streams"),
             (1, 1, True, 0, "streams"),
             (2, 2, False, 0, "streams"),
-            (2, 1, False, 0, "librdkafka"),
             (2, 1, False, 0, "broker"),
         ],
         (2, 1, False, 0, "streams"),

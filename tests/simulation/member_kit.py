@@ -56,14 +56,14 @@ class Machine:
         return max(0.0, self.frozen_until - self.loop.time())
 
 
-class _Link(WireLink):
+class SimLink(WireLink):
     """Its caller is on the loop: it does not wait."""
 
     def call(self, work: Callable[[], Any], deadline: float) -> None:
         self.departure = self._client.spawn(work())
 
     def close(self, timeout_seconds: float) -> None:
-        self.departure.add_done_callback(lambda _: super(_Link, self).close(timeout_seconds))
+        self.departure.add_done_callback(lambda _: super(SimLink, self).close(timeout_seconds))
 
 
 class Member:
@@ -86,11 +86,15 @@ class Member:
             **settings,
         )
         self.is_alive = True
-        self.link = _Link(client, checked, asker.loop.time)
-        self.membership = GroupMembership(self.link, checked, lambda: self.is_alive, sequence=1)
+        self.membership = self.made(client, checked)
         self.events: list[GroupEvent] = []
         self.history: list[tuple[float, GroupEvent, Any]] = []
         self.membership.start(self._hear)
+
+    def made(self, client: WireClient, settings: GroupSettings) -> GroupMembership:
+        """Make the membership."""
+        link = SimLink(client, settings, self.machine.loop.time)
+        return GroupMembership(link, settings, lambda: self.is_alive, sequence=1)
 
     def _hear(self, event: GroupEvent) -> None:
         self.events.append(event)

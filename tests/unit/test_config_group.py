@@ -67,7 +67,7 @@ def test_a_wrong_setting_of_a_group_is_named_with_it(group: Any, wrong: dict[str
         ({"strategy": ("range", "range")}, "two different ones"),
         ({"strategy": ()}, "name one strategy"),
         ({"membership": "zookeeper"}, "membership is 'zookeeper'"),
-        ({"membership": "librdkafka"}, "cannot run the strategy 'incremental'"),
+        ({"membership": "librdkafka", "strategy": "range"}, "membership 'streams' runs all three"),
         ({"membership": "broker"}, "cannot run the strategy 'incremental'"),
         ({"num_standbys": 1.5}, "whole number"),
         ({"max_move_bytes": 0}, "max_move_bytes is 0"),

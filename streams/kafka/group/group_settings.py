@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from streams.errors import ConfigError
 from streams.kafka.wire import group_bytes
@@ -15,14 +15,16 @@ class GroupSettings:
     """Settings of one member. Raises ``ConfigError`` for what cannot work, by the setting's name.
 
     ``instance`` is the member's stable name. ``assignors``: strategy name -> how it shares the ``partitions`` of
-    ``topic``, the preferred one first. ``static``: the instance is its group instance id too.
+    ``topic``, the preferred one first; or ``server_assignor``: the broker shares them, by this assignor of its own.
+    ``static``: the instance is its group instance id too.
     """
 
     group_id: str
     topic: str
     partitions: int
     instance: str
-    assignors: Mapping[str, Assignor]
+    assignors: Mapping[str, Assignor] = field(default_factory=dict)
+    server_assignor: str = ""
     session_timeout_ms: int = 6000
     heartbeat_interval_ms: int = 300
     rebalance_timeout_ms: int = 15000
@@ -40,7 +42,7 @@ class GroupSettings:
             )
         if self.rebalance_timeout_ms < 1:
             raise ConfigError(f"rebalance timeout of {self.rebalance_timeout_ms} ms: it must be above 0")
-        if not self.assignors:
+        if not self.assignors and not self.server_assignor:
             raise ConfigError("strategy: at least one is needed")
         for strategy in self.assignors:
             group_bytes.protocol(strategy)

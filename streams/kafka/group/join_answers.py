@@ -42,11 +42,12 @@ class JoinStep(enum.Enum):
     WAIT = "ask again, after a pause"
     NO_STRATEGY = "no strategy is common: wait for a session at most, the others may be what a kill left"
     FENCED = "another process has the static name: end, unless it was a late request of our own"
+    NAME_HELD = "a member has the static name already: wait for as long as a killed one is in the group"
     END = "end: trying again does not cure it"
     REPORT = "name the trouble, and try on"
 
 
-_EVERYWHERE: Final[Mapping[int, JoinStep]] = {
+EVERYWHERE: Final[Mapping[int, JoinStep]] = {
     Code.NONE: JoinStep.TAKE,
     Code.COORDINATOR_NOT_AVAILABLE: JoinStep.LOOK_FOR_COORDINATOR,
     Code.NOT_COORDINATOR: JoinStep.LOOK_FOR_COORDINATOR,
@@ -59,6 +60,7 @@ _EVERYWHERE: Final[Mapping[int, JoinStep]] = {
     Code.UNSUPPORTED_VERSION: JoinStep.END,
     Code.INVALID_GROUP_ID: JoinStep.END,
 }
+"""Rows of all requests to a coordinator."""
 _OF_A_MEMBER: Final[Mapping[int, JoinStep]] = {
     # It is alive: the group waits for its JoinGroup.
     Code.REBALANCE_IN_PROGRESS: JoinStep.JOIN_AGAIN,
@@ -76,10 +78,10 @@ _JOIN: Final[Mapping[int, JoinStep]] = {
     Code.MEMBER_ID_REQUIRED: JoinStep.JOIN_ANEW,
 }
 _ROWS: Final[Mapping[GroupRequest, Mapping[int, JoinStep]]] = {
-    GroupRequest.FIND: _EVERYWHERE,
-    GroupRequest.JOIN: {**_EVERYWHERE, **_OF_A_MEMBER, **_JOIN},
-    GroupRequest.SYNC: {**_EVERYWHERE, **_OF_A_MEMBER, Code.INCONSISTENT_GROUP_PROTOCOL: JoinStep.NO_STRATEGY},
-    GroupRequest.HEARTBEAT: {**_EVERYWHERE, **_OF_A_MEMBER},
+    GroupRequest.FIND: EVERYWHERE,
+    GroupRequest.JOIN: {**EVERYWHERE, **_OF_A_MEMBER, **_JOIN},
+    GroupRequest.SYNC: {**EVERYWHERE, **_OF_A_MEMBER, Code.INCONSISTENT_GROUP_PROTOCOL: JoinStep.NO_STRATEGY},
+    GroupRequest.HEARTBEAT: {**EVERYWHERE, **_OF_A_MEMBER},
 }
 _BY_STANDING: Final[Mapping[tuple[MemberStanding, GroupRequest, int], JoinStep]] = {
     (MemberStanding.NEW, GroupRequest.JOIN, Code.MEMBER_ID_REQUIRED): JoinStep.TAKE_ID,
@@ -88,9 +90,11 @@ _BY_STANDING: Final[Mapping[tuple[MemberStanding, GroupRequest, int], JoinStep]]
 
 def next_step(standing: MemberStanding, request: GroupRequest, code: int) -> JoinStep:
     """Return the next step after an answer with this error code (0: none)."""
-    step = _BY_STANDING.get((standing, request, code), _ROWS[request].get(code))
-    if step is not None:
-        return step
+    return _BY_STANDING.get((standing, request, code)) or _ROWS[request].get(code) or step_without_row(code)
+
+
+def step_without_row(code: int) -> JoinStep:
+    """Return the next step after a code that no coordinator of today gives."""
     return JoinStep.WAIT if is_retriable(code) else JoinStep.REPORT
 
 

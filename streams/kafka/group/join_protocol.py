@@ -55,7 +55,7 @@ _LATE_SECONDS = 60.0
 _UNKNOWN: Final = "the group does not know this member any more"
 
 
-class _Halted(Exception):
+class Halted(Exception):
     """An answer that is not taken: the next step, and why."""
 
     def __init__(self, step: JoinStep, error: BrokerRefusal | LostConnection, member_id: str = "") -> None:
@@ -78,6 +78,9 @@ class JoinProtocol:
         self._beats: asyncio.Task[None] | None = None
         self._at_work = self._loop.time()  # when ``ensure_joined`` was last done
         self._late_until = -math.inf
+        self._interval = settings.heartbeat_interval_ms / 1000
+        self._gives_ids_back = not settings.static
+        self._departure: asyncio.Task[None] | None = None  # of an id that this member had before
 
     async def ensure_joined(self) -> None:
         """See ``link.Link``."""
@@ -88,9 +91,9 @@ class JoinProtocol:
             try:
                 data = await self._join()
                 self._line.answers()
-                await self._hooks.joined(self._generation, data)
+                await self._apply(data)
                 break  # also if it has to join again: only an engine that is alive does
-            except _Halted as halted:
+            except Halted as halted:
                 self._must_join = True
                 self._follow(halted)
                 if halted.step is not JoinStep.TAKE_ID:
@@ -113,10 +116,13 @@ class JoinProtocol:
         self._line.is_quiet = True
         self._stop_beats()
 
+    async def _apply(self, data: bytes) -> None:
+        await self._hooks.joined(self._generation, data)
+
     # -- joining -------------------------------------------------------------------------------------------------------
 
     async def _join(self) -> bytes:
-        """Join once, up to the assignment. Raises ``_Halted``."""
+        """Join once, up to the assignment. Raises ``Halted``."""
         settings = self._settings
         try:
             await self._line.ready()  # heartbeats go on while the coordinator is looked for
@@ -145,7 +151,7 @@ class JoinProtocol:
         if self._generation <= before:
             # A coordinator that went back in time (restarted without its log): each of our joins makes a newer
             # generation. It counts anew, so old orders and markers would fit again under this id.
-            raise _Halted(JoinStep.LEAVE_AND_JOIN_ANEW, BrokerRefusal(Code.UNKNOWN_MEMBER_ID))
+            raise Halted(JoinStep.LEAVE_AND_JOIN_ANEW, BrokerRefusal(Code.UNKNOWN_MEMBER_ID))
         # Before SyncGroup: from this answer on the broker refuses the old generation and takes the new one.
         self._hooks.published(self._generation, self.member_id)
         return (await self._synced(self._plan(joined))).assignment
@@ -199,18 +205,21 @@ class JoinProtocol:
     def _check_protocol(self, kind: str | None, name: str | None = None) -> None:
         # Old versions of the answers have neither.
         if kind not in (None, PROTOCOL_TYPE) or name not in (None, self._protocol):
-            raise _Halted(JoinStep.NO_STRATEGY, BrokerRefusal(Code.INCONSISTENT_GROUP_PROTOCOL))
+            raise Halted(JoinStep.NO_STRATEGY, BrokerRefusal(Code.INCONSISTENT_GROUP_PROTOCOL))
 
     def _check(self, request: GroupRequest, code: int, member_id: str = "") -> None:
-        step = next_step(self._standing, request, code)
+        step = self._next_step(request, code)
         if step is not JoinStep.TAKE:
-            raise _Halted(step, BrokerRefusal(code), member_id)
+            raise Halted(step, BrokerRefusal(code), member_id)
 
-    def _halted(self, request: GroupRequest, error: BrokerRefusal | LostConnection) -> _Halted:
+    def _halted(self, request: GroupRequest, error: BrokerRefusal | LostConnection) -> Halted:
         if isinstance(error, BrokerRefusal):
-            return _Halted(next_step(self._standing, request, error.code), error)
+            return Halted(self._next_step(request, error.code), error)
         # A certificate that does not fit is none of these: it may just be renewed, on one broker after the other.
-        return _Halted(JoinStep.END if error.code in HOPELESS else JoinStep.LOOK_FOR_COORDINATOR, error)
+        return Halted(JoinStep.END if error.code in HOPELESS else JoinStep.LOOK_FOR_COORDINATOR, error)
+
+    def _next_step(self, request: GroupRequest, code: int) -> JoinStep:
+        return next_step(self._standing, request, code)
 
     @property
     def _standing(self) -> MemberStanding:
@@ -218,7 +227,7 @@ class JoinProtocol:
             return MemberStanding.MEMBER
         return MemberStanding.NAMED if self.member_id else MemberStanding.NEW
 
-    def _follow(self, halted: _Halted) -> None:
+    def _follow(self, halted: Halted) -> None:
         """Take the step. Raises what the membership has to know."""
         match halted.step:
             case JoinStep.TAKE_ID if halted.member_id:
@@ -254,8 +263,8 @@ class JoinProtocol:
         self._stop_beats()
         # Before LeaveGroup: what was owned is void, and no transaction may see valid metadata any more.
         self._hooks.voided(reason)
-        if leaves and former and not self._settings.static:
-            self._client.spawn(self._leave_as(former, reason))
+        if leaves and former and self._gives_ids_back:
+            self._departure = self._client.spawn(self._leave_as(former, reason))
         self._hooks.woken()
 
     async def _leave_as(self, member_id: str, reason: str) -> None:
@@ -266,22 +275,20 @@ class JoinProtocol:
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        interval, rebalance = self._settings.heartbeat_interval_ms / 1000, self._settings.rebalance_timeout_ms / 1000
-        next_one, trouble = self._loop.time() + interval, ""
+        rebalance = self._settings.rebalance_timeout_ms / 1000
+        next_one, trouble = self._loop.time() + self._interval, ""
         while True:
-            await asyncio.sleep(next_one - self._loop.time())
+            await self._rest(next_one - self._loop.time())
             if self._loop.time() - self._at_work > rebalance:
                 # A dead engine, or one that does not give up what was taken away: the others wait for it no longer.
                 self._void("no progress for the rebalance timeout", leaves=True)
                 return
-            next_one = self._loop.time() + interval
+            next_one = self._loop.time() + self._interval
             try:
-                # A broker that keeps the connection and does not answer (frozen, cut off) has a session's time.
-                answer = await self._line.ask(self._heartbeat(), _VERSIONS[GroupRequest.HEARTBEAT], self._session)
-                self._check(GroupRequest.HEARTBEAT, answer.error_code)
+                await self._beat_once()
             except (LostConnection, BrokerRefusal) as error:
                 halted = self._halted(GroupRequest.HEARTBEAT, error)
-            except _Halted as refused:
+            except Halted as refused:
                 halted = refused
             else:
                 self._line.answers()
@@ -301,6 +308,14 @@ class JoinProtocol:
                     log.warning("group %s: a heartbeat failed (%s); trying on", self._settings.group_id, trouble)
             if self._generation < 0 or self._is_closing:
                 return
+
+    async def _rest(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _beat_once(self) -> None:
+        # A broker that keeps the connection and does not answer (frozen, cut off) has a session's time.
+        answer = await self._line.ask(self._heartbeat(), _VERSIONS[GroupRequest.HEARTBEAT], self._session)
+        self._check(GroupRequest.HEARTBEAT, answer.error_code)
 
     def _heartbeat(self) -> Request[HeartbeatResponse]:
         return HeartbeatRequest(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection
 
 from streams.core.group_member import GroupMember
-from streams.errors import BrokerUnavailable, StreamsError
+from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.kafka.group import refusals
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.link import CannotJoinYet, Link, NoCommonStrategy
@@ -168,13 +168,12 @@ class GroupMembership:
         now = self._link.now()
         if self._state.no_common_strategy.begins(now):
             self.voided("the group refuses its strategies")
-            log.warning(
-                "group %s: it has members that know no strategy of ours (%s); waiting a session timeout for them to go",
-                self._group_id,
-                ", ".join(self._settings.assignors),
-            )
+            log.warning("%s. Waiting a session timeout for them to go", self._foreign())
         elif self._state.no_common_strategy.is_over(now):
-            self._end(refusals.no_common_strategy(self._group_id, self._settings.assignors))
+            self._end(self._foreign())
+
+    def _foreign(self) -> MembershipFatal:
+        return refusals.no_common_strategy(self._group_id, self._settings.assignors)
 
     async def _step(self) -> None:
         """Join if there is a reason to, then wait for the next reason."""
@@ -241,13 +240,16 @@ class GroupMembership:
         while revoked := holdings.revoked_by(assignment):  # again, should it have taken something meanwhile
             if not await self._barrier(incarnation, revoked):
                 return
-        assigned = state.assign(generation, assignment)
+        self._assigned(generation, assignment)
+        if joins_again and not state.is_dismissed(assignment):
+            self._link.request_rejoin()  # what was given up can be assigned now
+
+    def _assigned(self, generation: int, assignment: Assignment) -> None:
+        holdings, assigned = self._state.holdings, self._state.assign(generation, assignment)
         owned, releasing, incoming = map(group_bytes.ranges, (holdings.owned, holdings.releasing, holdings.incoming))
         moves = f"; to hand over {releasing}; to take {incoming}" if holdings.releasing or holdings.incoming else ""
         log.info("group %s: generation %d, partitions %s%s", self._group_id, generation, owned, moves)
         self._tell(assigned)
-        if joins_again and not state.is_dismissed(assignment):
-            self._link.request_rejoin()  # what was given up can be assigned now
 
     def _met_rival(self) -> None:
         """An older member has our instance name. It may be what a kill left of our predecessor: then it expires, and we

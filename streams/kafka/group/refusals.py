@@ -45,6 +45,14 @@ def no_common_strategy(group_id: str, strategies: Iterable[str]) -> MembershipFa
     )
 
 
+def other_protocol(group_id: str) -> MembershipFatal:
+    """Make the error for a group whose members use another protocol, which the broker does not convert."""
+    return MembershipFatal(
+        f"group {group_id}: its members use another protocol than the broker's (KIP-848), and the broker does not "
+        "convert the group (group.consumer.migration.policy); stop all of them first, or use a group id of its own"
+    )
+
+
 def name_taken(group_id: str, instance: str) -> MembershipFatal:
     """Make the error for another member with this instance name that does not go away."""
     return MembershipFatal(

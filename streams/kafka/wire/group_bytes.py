@@ -82,11 +82,6 @@ class Metadata(msgspec.Struct, frozen=True):
     data: bytes
     instance_id: str | None = None
 
-    @property
-    def is_member(self) -> bool:
-        """Check whether the broker would fence these: generations and epochs of members begin at 1."""
-        return self.generation >= 1 and bool(self.member_id)
-
 
 def parse_metadata(data: bytes) -> Metadata:
     """Read ``CGMDv2`` bytes. ``ValueError``: another version, with other rules."""

@@ -10,8 +10,11 @@ from streams.kafka.wire.codec import WireBytes, decode, encode, is_flexible
 from streams.kafka.wire.schemas.add_offsets_to_txn import AddOffsetsToTxnRequest
 from streams.kafka.wire.schemas.add_partitions_to_txn import AddPartitionsToTxnRequest
 from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest
+from streams.kafka.wire.schemas.consumer_group_describe import ConsumerGroupDescribeRequest
+from streams.kafka.wire.schemas.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
+from streams.kafka.wire.schemas.describe_groups import DescribeGroupsRequest
 from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest
 from streams.kafka.wire.schemas.describe_producers import DescribeProducersRequest
 from streams.kafka.wire.schemas.describe_transactions import DescribeTransactionsRequest
@@ -44,6 +47,9 @@ REQUESTS: Final[list[RequestClass]] = [
     TxnOffsetCommitRequest,
 ]
 FURTHER: Final[list[RequestClass]] = [
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+    DescribeGroupsRequest,
     DeleteRecordsRequest,
     DescribeLogDirsRequest,
     DescribeProducersRequest,
@@ -83,6 +89,7 @@ class Request:
         self._class = request = _BY_KEY[key]
         self.name = name_of(request)
         source = WireBytes(frame, _HEAD.size)
+        self.client_id = frame[source.at : source.at + length].decode()
         source.skip(max(length, 0))
         if is_flexible(request, self.version):
             source.tags()
@@ -125,5 +132,6 @@ _KINDS: Final = {
     "Produce": "flush",
     "TxnOffsetCommit": "send",
     **dict.fromkeys(("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit", "OffsetFetch"), "member"),
+    "ConsumerGroupHeartbeat": "member",
     **dict.fromkeys(("ListOffsets", "DeleteRecords", "DescribeProducers"), "leader"),
 }

@@ -1,0 +1,130 @@
+"""Facts about a broker that shares a group out (KIP-848), and what only such members can do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+
+from streams.errors import ConfigError, MembershipFatal
+from streams.kafka.group.broker_group import Roster
+from streams.model.group import Assigned, Lost, Revoked
+from tests.broker.membership_kit import PARTITIONS, STEADY_MS, Desk, Seat, Transactor, settled, until
+from tests.unit.waiting import stays
+
+pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(240)]
+
+ALL = frozenset(range(PARTITIONS))
+
+
+@pytest.fixture
+def kind() -> str:
+    return "broker"
+
+
+def soon() -> float:
+    return time.monotonic() + 30.0
+
+
+def transactor(desk: Desk, instance: str = "tester") -> Transactor:
+    return Transactor(desk.servers, f"{desk.group}.{instance}.kes~0", desk.topic)
+
+
+def roster(seat: Seat) -> Roster:
+    found: Any = seat.take_over._client.call(lambda: seat.take_over.roster(soon()), soon())
+    assert isinstance(found, Roster)
+    return found
+
+
+def test_an_older_epoch_is_good_for_what_was_never_given_up_only(desk: Desk) -> None:
+    """KIP-1251 (Kafka 4.3); older brokers refuse both."""
+    first = desk.seat("a")
+    first.owning(PARTITIONS)
+    commits, old = transactor(desk), first.metadata
+    second = desk.seat("b")
+    gone = min(second.owning(PARTITIONS // 2).owned)
+    settled(first, second)
+    kept = min(first.assigned()[-1].owned)
+    assert commits.commit(old, gone) == "ILLEGAL_GENERATION"
+    assert commits.commit(old, kept) in ("ok", "ILLEGAL_GENERATION")
+    since = len(first.events)
+    second.membership.close(3.0)
+    first.owning(PARTITIONS, since)
+    assert commits.commit(old, gone) == "ILLEGAL_GENERATION", "it came back, but that is another ownership"
+
+
+def test_open_transactions_of_the_departed_are_ended_and_nobody_elses(desk: Desk) -> None:
+    survivor, other = desk.seat("a"), desk.seat("b")
+    settled(survivor, other)
+    theirs = transactor(desk, "b")
+    until(lambda: theirs.commit(other.metadata) == "ok", "its metadata are refused")
+    theirs.open(other.metadata)
+    assert survivor.take_over.fence_departed((), soon()) == [], "a live member was fenced"
+    since = len(survivor.events)
+    other.close()  # its transaction stays open
+    survivor.owning(PARTITIONS, since)
+    assert survivor.take_over.fence_departed(("b",), soon()) == [f"{desk.group}.b.kes~0"]
+    offsets = survivor.take_over.stable_offsets(range(PARTITIONS), soon())
+    assert len(offsets) == PARTITIONS
+
+
+def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) -> None:
+    evicted = desk.seat("a", release=False)
+    evicted.owning(PARTITIONS)
+    other = desk.seat("b")
+    evicted.first(Revoked)
+    old, commits = evicted.membership.group_metadata, transactor(desk)
+    evicted.release = True
+    assert other.take_over.remove_member(old.member_id, None, soon())
+    assert commits.commit(old.metadata) == "UNKNOWN_MEMBER_ID"
+    lost = evicted.lost()
+    since = evicted.events.index(lost) + 1
+    evicted.wait(lambda event: isinstance(event, Assigned) and bool(event.owned), since)
+    settled(evicted, other)
+    again = evicted.assigned()[-1]
+    assert again.incarnation == 1
+    until(lambda: commits.commit(evicted.metadata, min(again.owned)) == "ok", "it cannot work")
+    assert commits.commit(old.metadata, min(again.owned)) != "ok"
+
+
+def test_the_brokers_range(desk: Desk) -> None:
+    members = [desk.seat(name, strategies=("range",)) for name in "ab"]
+    settled(*members)
+    assert sorted(map(sorted, (member.assigned()[-1].owned for member in members))) == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+    ]
+    until(lambda: roster(members[0]).protocol == "range", "another assignor is used")
+
+
+def test_a_running_group_of_kafkas_own_clients_is_taken_over(desk: Desk) -> None:
+    """Kafka converts the group when the first member by the new protocol joins (group.consumer.migration.policy)."""
+    place = {"bootstrap.servers": desk.servers, "group.id": desk.group, "log_level": 0}
+    there = Consumer({**place, "partition.assignment.strategy": "range"})
+    there.subscribe([desk.topic])
+    until(lambda: there.poll(0.05) is None and len(there.assignment()) == PARTITIONS, "it is not assigned")
+    comes = desk.seat("b")
+    until(lambda: there.poll(0.05) is None and any(event.owned for event in comes.assigned()), "it gets nothing")
+    since = len(comes.events)
+    there.close()
+    comes.owning(PARTITIONS, since)
+    until(lambda: transactor(desk).commit(comes.metadata) == "ok", "its metadata are refused")
+    assert roster(comes).kind == "consumer"
+
+
+def test_members_that_do_not_understand_each_other(desk: Desk) -> None:
+    first = desk.seat("a", kind="streams")
+    first.owning(PARTITIONS)
+    error = desk.seat("b").fatal()
+    assert isinstance(error, MembershipFatal)
+    assert "stop all of them" in str(error)
+    stays(lambda: first.assigned()[-1].owned == ALL, 0.5, "the ones that are there are disturbed")
+    assert not first.heard_of(Lost)
+
+
+def test_a_transaction_timeout_that_outlives_the_brokers_session(desk: Desk) -> None:
+    error = desk.seat("a", transaction_timeout_ms=STEADY_MS).fatal()
+    assert isinstance(error, ConfigError)
+    assert f"transaction_timeout_seconds ({STEADY_MS // 1000})" in str(error)

@@ -1,0 +1,76 @@
+"""What a member of a group that the broker shares out meets, and gives up for: by an error that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams.errors import ConfigError, MembershipFatal
+from streams.kafka.wire.codes import Code
+from streams.testing.simulation.virtual_time import elapse
+
+from .broker_kit import SESSION, BrokerMember, Scene, SharedGroup, fatal, play, scenes_of, shared
+from .member_kit import until
+from .wire_asker import Asker
+
+
+async def a_group_of_members_of_ours_is_not_taken_over(asker: Asker, group: SharedGroup) -> None:
+    group.classic = "kes-incremental-2"
+    member = BrokerMember(asker, "a")
+    await until(member.is_fatal)
+    assert isinstance(fatal(member), MembershipFatal)
+    assert "stop all of them" in str(fatal(member))
+    assert "ConsumerGroupHeartbeat" not in member.machine.sent
+
+
+async def a_group_that_rebalances_is_waited_for_and_kafkas_own_is_taken_over(asker: Asker, group: SharedGroup) -> None:
+    group.classic = ""
+    member = BrokerMember(asker, "a")
+    await elapse(5.0)
+    assert member.events == []
+    group.classic = "range"
+    await shared(member)
+
+
+async def a_group_that_the_broker_does_not_convert_is_fatal_after_a_session(asker: Asker, group: SharedGroup) -> None:
+    began, group.refuses = asker.loop.time(), [int(Code.GROUP_ID_NOT_FOUND)] * 1000
+    member = BrokerMember(asker, "a")
+    await until(member.is_fatal)
+    assert asker.loop.time() - began > SESSION
+    assert "group.consumer.migration.policy" in str(fatal(member))
+
+
+async def a_transaction_that_outlives_the_brokers_session_is_refused(asker: Asker, group: SharedGroup) -> None:
+    member = BrokerMember(asker, "a", transaction_ms=6000)
+    await until(member.is_fatal)
+    assert isinstance(fatal(member), ConfigError)
+    assert "transaction_timeout_seconds (6)" in str(fatal(member))
+    assert "kafka-configs" in str(fatal(member))
+    group.configs = Code.CLUSTER_AUTHORIZATION_FAILED
+    await shared(BrokerMember(asker, "b", transaction_ms=6000))
+
+
+@pytest.mark.parametrize("scene", scenes_of(globals()), ids=lambda scene: scene.__name__)
+def test_scene(scene: Scene) -> None:
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (Code.UNSUPPORTED_ASSIGNOR, "group.consumer.assignors"),
+        (Code.UNSUPPORTED_VERSION, "Kafka 4.0"),
+        (Code.GROUP_AUTHORIZATION_FAILED, "needs Read on group"),
+        (Code.TOPIC_AUTHORIZATION_FAILED, "needs Describe on topic"),
+        (Code.GROUP_MAX_SIZE_REACHED, "group.max.size"),
+        (Code.INVALID_GROUP_ID, "refuses this group id"),
+        (Code.INVALID_REQUEST, "INVALID_REQUEST"),
+    ],
+)
+def test_a_refusal_is_fatal_by_name(code: Code, said: str) -> None:
+    async def scene(asker: Asker, group: SharedGroup) -> None:
+        group.refuses = [code]
+        member = BrokerMember(asker, "a")
+        await until(member.is_fatal)
+        assert said in str(fatal(member))
+
+    play(scene)
