@@ -117,7 +117,9 @@ def test_random_logs_are_the_same_to_both(
                 if start < end:
                     inner = sorted(rng.randint(start, end) for _ in range(2))
                     some = reader.read_all(topic, {number: (inner[0], inner[1])}, stalled_after_seconds=PATIENCE)
-                    assert some[number] == [one for one in found[number] if inner[0] <= one.offset < inner[1]]
+                    within = [one for one in found[number] if inner[0] <= one.offset < inner[1]]
+                    # Compaction takes more meanwhile, and adds nothing.
+                    assert some[number] == [one for one in within if configs is not COMPACTED or one in some[number]]
             return found
 
         compare()
