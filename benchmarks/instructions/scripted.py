@@ -247,11 +247,20 @@ class ScriptedConnection(BrokerConnection):
         )
 
     def writelines(self, parts: list[bytes]) -> None:
+        """Answer requests. Each has its length in front of its own parts."""
+        self._turns.count("writes")
+        while parts:
+            left, end = int.from_bytes(parts[0], "big"), 1
+            while left:
+                left, end = left - len(parts[end]), end + 1
+            self._answer(*parts[1:end])
+            parts = parts[end:]
+
+    def _answer(self, head: bytes, *body: bytes) -> None:
         """Answer a request: its head begins with the key and has the correlation id from the fifth byte on."""
         self._turns.count("requests")
-        _, head, *body = parts
         seconds, answer = _ANSWERS[int.from_bytes(head[:2], "big")]
-        frame = head[4:8] + b"\0" + answer(body)
+        frame = head[4:8] + b"\0" + answer([*body])
         self._loop.call_later(seconds, self.data_received, len(frame).to_bytes(4, "big") + frame)
 
     def abort(self) -> None: ...

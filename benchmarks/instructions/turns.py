@@ -24,7 +24,8 @@ TURNS: Final = {
     "timers": "timers armed",
     "callbacks": "callbacks put into the loop's queue, wake-ups of tasks among them",
     "posts": "calls from other threads, each a byte in the loop's pipe",
-    "requests": "requests to brokers, each a write to a socket",
+    "requests": "requests to brokers",
+    "writes": "writes to sockets, of one request or more",
     "polls": "polls of the consumer",
 }
 LATE_SECONDS: Final = 1e-7

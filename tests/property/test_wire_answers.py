@@ -70,14 +70,18 @@ class Line(asyncio.Transport):
     st.lists(st.binary(max_size=20), min_size=1, max_size=4),
     st.lists(st.integers(1, 9), min_size=1),
     st.one_of(st.none(), st.tuples(st.integers(0, 10), st.binary(min_size=1, max_size=4))),
+    st.integers(0, 4),
 )
-def test_frames_in_any_pieces(bodies: list[bytes], sizes: list[int], noise: tuple[int, bytes] | None) -> None:
+def test_frames_in_any_pieces(
+    bodies: list[bytes], sizes: list[int], noise: tuple[int, bytes] | None, together: int
+) -> None:
     """Each request gets its own answer, and those behind a fault get none."""
 
     async def play() -> None:
         connection = BrokerConnection("host:1", "client")
         connection.connection_made(Line())
-        calls = [connection.call(0, 9, [b"x"]) for _ in bodies]
+        calls = connection.calls([(0, 9, [b"x"]) for _ in bodies[:together]])
+        calls += [connection.call(0, 9, [b"x"]) for _ in bodies[together:]]
         stream = bytearray()
         for number, body in enumerate(bodies, 1):
             stream += struct.pack(">ii", len(body) + 4, number) + body

@@ -73,7 +73,7 @@ def plans_forget_who_expects_what(original: Any, read: Any, partition: int, owne
     return original(read, partition, owner, None)
 
 
-@instead(Holdings, "handed_over", "withdrawn", "unclear_moves", "evictions", seed=18)
+@instead(Holdings, "handed_over", "withdrawn", "unclear_moves", "evictions", seed=8)
 def withdrawn_orders_count_when_carried_out(self: Holdings, partition: int, order: Order) -> None:
     self.owned -= {partition}
     self.releasing = {number: other for number, other in self.releasing.items() if number != partition}
@@ -87,7 +87,7 @@ def _released(self: Partitions, worker: PartitionWorker) -> bool:
     return True
 
 
-@instead(Partitions, "release", "donor", "moves", "unclear_moves", seed=1)
+@instead(Partitions, "release", "donor", "moves", "unclear_moves")
 async def donors_go_on_after_the_marker(self: Partitions, worker: PartitionWorker, order: Order) -> bool:
     self._member.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
     await self._member.pool.wait_settled(worker.partition)
@@ -127,7 +127,7 @@ async def foreign_records_answer_a_look_up(original: Any, self: LookUps, partiti
     return answer
 
 
-@missed("copies", "evictions", "slow_restores", seed=128)
+@missed("copies", "evictions", "slow_restores", seed=18)
 def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     def reaches(self: Replicas, partition: int, goal: int) -> bool:
         copy = self._copies.get(partition)

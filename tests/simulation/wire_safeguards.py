@@ -22,12 +22,12 @@ async def a_commit_counts_when_it_is_answered(original: Any, self: WireSlot, req
     requested()
 
 
-@missed("answers", *LOST, seed=17)
+@missed("answers", *LOST, seed=34)
 def what_is_in_the_log_is_taken_for_refused(patch: Patch) -> None:
     patch.setitem(answers.PRODUCE, 46, Meaning.REFUSED)  # type: ignore[arg-type]
 
 
-@instead(TransactionSession, "_round", "sequences", *LOST, seed=5)
+@instead(TransactionSession, "_round", "sequences", *LOST, seed=1)
 async def what_may_be_in_the_log_gets_other_sequences(
     original: Any, self: TransactionSession, parts: Any, pieces: Any, offsets: Any, bases: Any
 ) -> Any:
@@ -76,7 +76,7 @@ def calls_have_no_deadline(original: Any, self: WireSlot, call: str, seconds: fl
     return original(self, call, 1e6)
 
 
-@instead(TransactionSession, "initialize", "sequences", *LOST)
+@instead(TransactionSession, "initialize", "sequences", *LOST, seed=1)
 async def an_id_is_used_again_as_it_was(original: Any, self: TransactionSession) -> None:
     """What the failed transaction has sent is not aborted, and what is under way is not fenced."""
     if self.who.producer_id < 0:

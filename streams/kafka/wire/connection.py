@@ -36,6 +36,10 @@ closes connections whose session is over."""
 _API_VERSIONS: Final = 3  # all brokers from 2.4 on take it, and it has the finalized features
 
 
+EncodedRequest = tuple[int, int, Sequence[bytes]]
+"""Key and version of a request, and its body in parts."""
+
+
 class LostConnection(ConnectionError):
     """A broker that cannot be reached, or can no longer. ``code``: librdkafka's name of the error."""
 
@@ -114,18 +118,25 @@ class BrokerConnection(asyncio.Protocol):
 
     def call(self, key: int, version: int, parts: Sequence[bytes], *, flexible: bool = True) -> asyncio.Future[bytes]:
         """Send a request at once. The result is the frame of the answer, or ``LostConnection``."""
-        future: asyncio.Future[bytes] = self._loop.create_future()
+        return self.calls([(key, version, parts)], flexible=flexible)[0]
+
+    def calls(self, requests: Sequence[EncodedRequest], *, flexible: bool = True) -> list[asyncio.Future[bytes]]:
+        """Send requests at once, in this order, by one write. The results are as those of ``call``."""
+        futures: list[asyncio.Future[bytes]] = [self._loop.create_future() for _ in requests]
         if self.lost is not None or self._transport is None:
-            future.set_exception(LostConnection(str(self.lost)))
-            return future
-        self._number = (self._number + 1) & 0x7FFFFFFF
-        head = struct.pack(">hhih", key, version, self._number, len(self._client_id)) + self._client_id
-        if flexible:
-            head += b"\0"
-        size = len(head) + sum(map(len, parts))
-        self._waiting.append((self._number, future))
-        self._transport.writelines([struct.pack(">i", size), head, *parts])
-        return future
+            for future in futures:
+                future.set_exception(LostConnection(str(self.lost)))
+            return futures
+        pieces: list[bytes] = []
+        for (key, version, parts), future in zip(requests, futures, strict=True):
+            self._number = (self._number + 1) & 0x7FFFFFFF
+            head = struct.pack(">hhih", key, version, self._number, len(self._client_id)) + self._client_id
+            if flexible:
+                head += b"\0"
+            pieces += (struct.pack(">i", len(head) + sum(map(len, parts))), head, *parts)
+            self._waiting.append((self._number, future))
+        self._transport.writelines(pieces)
+        return futures
 
     async def ask(self, request: Request[AnswerT], most: int, least: int = 0) -> AnswerT:
         """Send a request in the highest version that both sides take, at most ``most`` and at least ``least``.

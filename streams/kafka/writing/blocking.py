@@ -86,7 +86,7 @@ class BlockingSlot:
         records = EncodedTransaction(self._cluster, self._seconds)
         await records.complete(outputs)
         await self._slot.flush(records, {}, _no_fence)
-        return records.ends
+        return records.ends()
 
 
 class Transactions:

@@ -7,7 +7,7 @@ topic that is not known yet, or a record that is refused, ends it; ``complete`` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from streams.errors import RecordsRefused, TransactionFailed
@@ -29,13 +29,23 @@ class EncodedTransaction:
 
     def __init__(self, cluster: Cluster, timeout_seconds: float, topics: Collection[str] | None = None) -> None:
         self.encoded = EncodedRecords(cluster.placements, cluster.settings.message_limit)
-        self.ends: dict[tuple[str, int], int] = {}
-        """The offset behind the last record of each topic and partition, once it is sent; -1: the broker has not said
-        it."""
+        self.written: list[tuple[Sequence[Part], Mapping[tuple[str, int], int]]] = []
+        """The batches that were sent, round by round, and the offset of the first record of each that is in its log."""
         self._cluster = cluster
         self._timeout = timeout_seconds
         self._topics = topics
         self._filled = 0  # outputs that are encoded
+
+    def ends(self) -> dict[tuple[str, int], int]:
+        """Return the offset behind the last record of each topic and partition that is sent; -1: the broker has not
+        said it."""
+        return {
+            where: base + part.batch.records if base >= 0 else -1
+            for parts, bases in self.written
+            for part in parts
+            for where in [(part.topic, part.partition)]
+            for base in [bases.get(where, -1)]
+        }
 
     def fill(self, outputs: Sequence[Output]) -> None:
         """Encode the outputs that are not encoded yet, as far as that can be done now. ``outputs`` are all of the

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from itertools import groupby, starmap
+from operator import itemgetter
 from typing import Final, Protocol, TypeVar
 
 from streams.errors import RecordsRefused, TransactionFailed
@@ -19,7 +21,7 @@ from streams.kafka.wire import answers, messages
 from streams.kafka.wire.answers import Meaning
 from streams.kafka.wire.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
 from streams.kafka.wire.codes import Code
-from streams.kafka.wire.connection import BrokerConnection, LostConnection
+from streams.kafka.wire.connection import BrokerConnection, EncodedRequest, LostConnection
 from streams.kafka.wire.messages import Identity, PartitionError, WirePartition
 from streams.kafka.wire.protocol import V1, Pauses, TransactionProtocol, protocol_of
 from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
@@ -128,9 +130,9 @@ class TransactionSession:
 
     # -- one transaction -----------------------------------------------------------------------------------------------
 
-    def brokers_of(self, parts: Iterable[Placed], *, with_offsets: bool) -> set[int]:
+    def brokers_of(self, places: Iterable[WirePartition], *, with_offsets: bool) -> set[int]:
         """Return the brokers that a round of requests goes to."""
-        nodes = {self._cluster.leader_of(part.topic, part.partition) for part in parts}
+        nodes = set(starmap(self._cluster.leader_of, places))
         if with_offsets:
             nodes.add(self._group_coordinator)
         return nodes
@@ -141,12 +143,12 @@ class TransactionSession:
         pauses = Pauses()
         while True:
             connection = await self.connections.get(self._coordinator)
-            calls = []
+            requests = []
             if topics:
-                calls.append(connection.call(messages.ADD_PARTITIONS, 3, messages.add_partitions(self.who, topics)))
+                requests.append((messages.ADD_PARTITIONS, 3, messages.add_partitions(self.who, topics)))
             if with_offsets:
-                calls.append(connection.call(messages.ADD_OFFSETS, 3, messages.add_offsets(self.who, self.group_id)))
-            added = await asyncio.gather(*calls)  # in a row on one connection: the coordinator takes them one by one
+                requests.append((messages.ADD_OFFSETS, 3, messages.add_offsets(self.who, self.group_id)))
+            added = await asyncio.gather(*connection.calls(requests))  # the coordinator takes them one by one
             partitions = [(topic, number) for topic, numbers in topics.items() for number in numbers]
             failed = messages.partition_codes(added[0], partitions) if topics else {}
             blocked = [
@@ -228,7 +230,9 @@ class TransactionSession:
                 connection = await self.connections.get(self._coordinator)
                 # Not before there is a connection: what was never requested needs no look-up of its outcome.
                 requested()
-                frame = await self._call(connection, messages.END, messages.end(self.who, commit=commit))
+                frame = await connection.call(
+                    *self._request(connection, messages.END, messages.end(self.who, commit=commit))
+                )
             except LostConnection as lost:
                 # v1: a late first request could end the next transaction, which has the same epoch. v2: the epoch
                 # names this one, and the coordinator answers what became of it.
@@ -251,8 +255,8 @@ class TransactionSession:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _call(self, connection: BrokerConnection, key: int, parts: Sequence[bytes]) -> asyncio.Future[bytes]:
-        return connection.call(key, self.protocol.version(connection, key), parts)
+    def _request(self, connection: BrokerConnection, key: int, parts: Sequence[bytes]) -> EncodedRequest:
+        return key, self.protocol.version(connection, key), parts
 
     async def _round(
         self,
@@ -287,15 +291,18 @@ class TransactionSession:
         group = None if offsets is None else await self.connections.get(self._group_coordinator)
         # Nothing is awaited from here until all requests are made: the offsets go under the newest metadata.
         commit = [] if offsets is None else offsets.request(self.who, self.group_id)
-        calls = []
+        requests = []
         for connection, own in zip(connections, by_broker.values(), strict=True):
             topics: dict[str, list[tuple[int, Sequence[bytes]]]] = {}
             for part in own:
                 topics.setdefault(part.topic, []).append((part.partition, pieces[part]))
             request = messages.produce(self.who.transactional_id, self._delivery_ms, topics)
-            calls.append(self._call(connection, messages.PRODUCE, request))
+            requests.append((connection, self._request(connection, messages.PRODUCE, request)))
         if group is not None:
-            calls.append(self._call(group, messages.COMMIT_OFFSETS, commit))
+            requests.append((group, self._request(group, messages.COMMIT_OFFSETS, commit)))
+        calls: list[asyncio.Future[bytes]] = []
+        for connection, in_a_row in groupby(requests, itemgetter(0)):  # with one broker all of them are one write
+            calls += connection.calls([request for _, request in in_a_row])
         frames = await asyncio.gather(*calls)
         for frame, own in zip(frames, by_broker.values(), strict=False):
             failed |= messages.refused(frame, [(part.topic, part.partition) for part in own], bases)

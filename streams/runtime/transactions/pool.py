@@ -302,8 +302,9 @@ class TransactionPool:
             raise TransactionFailed("membership", "LOST", "lost", "dropped while it was being sent")
         await self._slot_of[txn.serial].flush(records, self._offsets_of(txn), partial(self._fence, txn))
         if self._config.state.folder:
+            ends = records.ends()
             for partition, cut in txn.cuts.items():
-                behind = records.ends.get((topic, partition), -1)
+                behind = ends.get((topic, partition), -1)
                 cut.end = behind - 1 - (cut.release is not None) if behind > 0 else -1
 
     def _offsets_of(self, txn: Transaction) -> dict[str, dict[int, int]]:

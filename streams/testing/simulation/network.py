@@ -67,11 +67,18 @@ class SimTransport(asyncio.Transport):
         self.is_closed = True
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send a request, in one frame."""
+        """Send requests, each in a frame."""
+        written, at = b"".join(list_of_data), 0
+        while at < len(written):
+            end = at + 4 + int.from_bytes(written[at : at + 4], "big")
+            self._send(written[at + 4 : end])
+            at = end
+
+    def _send(self, frame: bytes) -> None:
         process = self._process
         if self._is_gone():
             return
-        request = Request(b"".join(list_of_data)[4:])
+        request = Request(frame)
         process.passes(f"{request.point}.before")
         if self._is_gone():
             return
