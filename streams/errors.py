@@ -4,6 +4,7 @@
     ├── ``ConfigError``              the caller: a setting is wrong (named in the message)
     ├── ``RegistrationError``        the caller: event types and handlers do not fit together
     ├── ``TopicError``               the operator: a topic is missing, or differs from what the settings say
+    │     └── ``LogDamaged``         bytes of a log are not what was written
     ├── ``OffsetError``              the operator: log and state do not fit together any more; never reset silently
     │     └── ``TopicReplaced``      a topic was deleted and created again under the same name
     ├── ``EventFailure``             the caller: a handler failed, or a record cannot be read, and the policy is to stop
@@ -63,6 +64,11 @@ class RegistrationError(StreamsError):
 
 class TopicError(StreamsError):
     """A topic is missing or differs from the settings (partitions, compaction, replication). Nothing was changed."""
+
+
+class LogDamaged(TopicError):
+    """A log does not give back what was written to it: a checksum is wrong, or bytes that are no records. The message
+    names topic, partition and offset. Nothing is skipped."""
 
 
 class OffsetError(StreamsError):

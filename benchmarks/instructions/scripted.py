@@ -232,8 +232,9 @@ class ScriptedConnection(BrokerConnection):
 
     async def ask(self, request: Any, most: int) -> Any:
         known = {"node_id": 0, "host": "broker", "port": 1, "error_code": 0}
-        partitions = [SimpleNamespace(partition_index=number, leader_id=0) for number in range(self._partitions)]
-        topics = [SimpleNamespace(name=topic.name, error_code=0, partitions=partitions)
+        led: dict[str, Any] = {"leader_id": 0, "leader_epoch": 0}
+        partitions = [SimpleNamespace(partition_index=number, **led) for number in range(self._partitions)]
+        topics = [SimpleNamespace(name=topic.name, topic_id=None, error_code=0, partitions=partitions)
                   for topic in getattr(request, "topics", None) or ()]  # fmt: skip
         return SimpleNamespace(
             error_code=0,
@@ -295,7 +296,7 @@ _ANSWERS: dict[int, tuple[float, Callable[[list[bytes]], bytes]]] = {
 """By the request's key: virtual time, and an answer without errors."""
 
 
-async def connected(partitions: int, turns: Turns, *_: object) -> ScriptedConnection:
+async def connected(partitions: int, turns: Turns, *_: object, **__: object) -> ScriptedConnection:
     """In the place of ``kafka.wire.connection.connect``."""
     return ScriptedConnection(partitions, turns)
 

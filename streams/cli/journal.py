@@ -23,7 +23,8 @@ from streams.journal.inspection import JournalSurvey, survey
 from streams.journal.snapshots import LoadedSnapshot
 from streams.kafka.questions.admin import Watermarks
 from streams.kafka.questions.trimming import LogTrimmer
-from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.fetch_session import FOLLOWING
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.looks.addresses import brokers
@@ -108,12 +109,12 @@ def follow_command(
         start = log.marks.end if after is None else after
         if not log.marks.start <= start <= log.marks.end:
             raise OffsetError(f"position {start} is not in {name}[0], which has {log.marks.start} to {log.marks.end}")
-        with closing(LogConsumer(log.settings, name, TAIL)) as consumer:
+        with closing(LogFetcher(log.settings, name, FOLLOWING)) as consumer:
             consumer.add(0, start)
             _show(consumer, LogOrder(is_start=start == 0), limit, json)
 
 
-def _show(consumer: LogConsumer, order: LogOrder, limit: int | None, json: bool) -> None:
+def _show(consumer: LogFetcher, order: LogOrder, limit: int | None, json: bool) -> None:
     shown = 0
     try:
         while limit is None or shown < limit:

@@ -20,7 +20,8 @@ from streams.cli.console import as_json
 from streams.cli.failures import discard
 from streams.errors import Stopped, TopicError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
-from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.fetch_session import FOLLOWING
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.looks.addresses import brokers, client_settings_of
@@ -230,7 +231,7 @@ class _Scan:
 
 def _follow(settings: ClientSettings, topic: str, positions: Mapping[int, int], shown: _Shown) -> None:
     """Show what is committed from now on, until Ctrl-C, or until it is enough."""
-    consumer = LogConsumer(settings, topic, TAIL)
+    consumer = LogFetcher(settings, topic, FOLLOWING)
     try:
         consumer.add_all(positions)
         while not shown.is_full:

@@ -15,7 +15,8 @@ from streams.core.journal import LogOrder
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError
 from streams.journal.entries import EntryTypes, JournalItem
 from streams.kafka.questions.admin import TopicAdmin
-from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.fetch_session import FOLLOWING
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.settings import ClientSettings
 from streams.records import PolledPartition
 from streams.runtime.bridge import Worker
@@ -41,7 +42,7 @@ class JournalReader:
         self._read = position  # everything before it is in ``_items``, or was returned
         self._polling: asyncio.Task[PolledPartition | None] | None = None
         self._worker = Worker(f"kes-{topic}-reader")
-        self._consumer: LogConsumer | None = None
+        self._consumer: LogFetcher | None = None
         self._admin: TopicAdmin | None = None
         self._is_busy = self._is_closed = False
         self._moved = time.monotonic()  # when something was read the last time
@@ -153,7 +154,7 @@ class JournalReader:
 
     def _poll(self) -> PolledPartition | None:
         if self._consumer is None:
-            self._consumer = LogConsumer(self._settings, self.topic, TAIL)
+            self._consumer = LogFetcher(self._settings, self.topic, FOLLOWING)
             self._consumer.add(0, self.position)
         news = self._consumer.poll_batch(_POLL_SECONDS, _BATCH).get(0)
         if news is None:

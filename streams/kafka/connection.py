@@ -51,11 +51,15 @@ class ConnectionLog:
         if code in NO_SUCH_TOPIC or code in NOT_AUTHORIZED:
             self._about_topics.append(error)
             return
-        self.failed_at = time.monotonic()
         # "All brokers down" says nothing that the error of a connection before it did not say better.
-        if code != KafkaError._ALL_BROKERS_DOWN or not self.reason:
-            self.reason = f"{error.name()}: {error.str()}"
-        if code in _DOWN and not self.down:
+        is_empty = code == KafkaError._ALL_BROKERS_DOWN and self.reason
+        self.on_failure(self.reason if is_empty else f"{error.name()}: {error.str()}", is_down=code in _DOWN)
+
+    def on_failure(self, reason: str, *, is_down: bool) -> None:
+        """Note a failure: the name of an error, and its words. ``is_down``: it is about the whole cluster."""
+        self.failed_at = time.monotonic()
+        self.reason = reason
+        if is_down and not self.down:
             self.down = True
             reason = plain(self.reason, self.addresses)
             logger.warning("%s: Kafka at %s can not be reached (%s), trying on", self.client, self.addresses, reason)

@@ -12,7 +12,9 @@ from streams.kafka.group.connect import connect_group
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.takeover import SourceLog
-from streams.kafka.reading.consumer import INPUT, ONE_OF_SEVERAL, TAIL, LogConsumer
+from streams.kafka.reading.consumer import INPUT, ONE_OF_SEVERAL, LogConsumer
+from streams.kafka.reading.fetch_session import FOLLOWING
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.cluster import Cluster
@@ -134,7 +136,7 @@ class KafkaConnections:
     def tail(self) -> Tail:
         """Build the tail thread and its consumer, for warm copies and restores from the changelog."""
         # The changelog is on our own cluster, wherever the source is.
-        return Tail(lambda: LogConsumer(self._settings, self._config.changelog, TAIL))
+        return Tail(lambda: LogFetcher(self._settings, self._config.changelog, FOLLOWING))
 
     def followed(self, topic: str) -> LogConnections:
         return LogConnections(self._settings, topic)

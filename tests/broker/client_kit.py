@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from streams.errors import StreamsError
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.reading.consumer import LogConsumer
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.client import WireClient
@@ -89,7 +90,7 @@ def truncate(settings: ClientSettings, topic: str, partition: int, offset: int) 
 class Received:
     """What a consumer has returned so far, by partition; each record once, in order, at positions that only grow."""
 
-    def __init__(self, consumer: LogConsumer) -> None:
+    def __init__(self, consumer: LogConsumer | LogFetcher) -> None:
         self.consumer = consumer
         self.records: dict[int, list[IncomingRecord]] = {}
         self.position: dict[int, int] = {}

@@ -13,7 +13,8 @@ import pytest
 from streams.broker import KafkaBroker
 from streams.errors import BrokerUnavailable
 from streams.kafka.questions.admin import TopicAdmin
-from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.fetch_session import FOLLOWING
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
@@ -46,7 +47,7 @@ def test_killed_and_restarted(
     def wait_for(*calls: tuple[object, ...]) -> None:
         wait_until(lambda: all(any(each[: len(call)] == call for each in heard) for call in calls), heard, 90.0)
 
-    tail = Tail(lambda: LogConsumer(settings, "log", TAIL))
+    tail = Tail(lambda: LogFetcher(settings, "log", FOLLOWING))
     request.addfinalizer(tail.close)
     tail.start(receive, lambda _partition, _epoch, error: failed.append(error))
     tail.add(0, 0, 7)

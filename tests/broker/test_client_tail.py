@@ -11,7 +11,9 @@ import pytest
 
 from streams.errors import OffsetError, TopicError
 from streams.kafka.questions.admin import TopicAdmin
-from streams.kafka.reading.consumer import INPUT, LOG_START, TAIL, LogConsumer, Profile
+from streams.kafka.reading.consumer import INPUT, LOG_START, LogConsumer
+from streams.kafka.reading.fetch_session import FOLLOWING
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.settings import ClientSettings
 from tests.broker.client_kit import PATIENCE, Received, Writer, create, numbers, rows, truncate, writing
 from tests.unit.waiting import wait_until
@@ -19,7 +21,7 @@ from tests.unit.waiting import wait_until
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 PARTITIONS = 4
-both = pytest.mark.parametrize("profile", [INPUT, TAIL], ids=lambda profile: str(profile.role))
+both = pytest.mark.parametrize("role", ["input", "tail"])
 
 
 @pytest.fixture
@@ -29,13 +31,14 @@ def topic(admin: TopicAdmin, topic_prefix: str) -> str:
 
 
 @pytest.fixture
-def profile() -> Profile:
-    return TAIL
+def role() -> str:
+    return "tail"
 
 
 @pytest.fixture
-def got(settings: ClientSettings, topic: str, profile: Profile) -> Iterator[Received]:
-    consumer = LogConsumer(settings, topic, profile)
+def got(settings: ClientSettings, topic: str, role: str) -> Iterator[Received]:
+    is_tail = role == "tail"
+    consumer = LogFetcher(settings, topic, FOLLOWING) if is_tail else LogConsumer(settings, topic, INPUT)
     yield Received(consumer)
     consumer.close()
 
@@ -46,17 +49,17 @@ def wait_for_end(admin: TopicAdmin, topic: str, partition: int, end: int) -> Non
 
 
 @both
-def test_committed_records_only_from_the_offset_on(got: Received, writer: Writer, profile: Profile) -> None:
+def test_committed_records_only_from_the_offset_on(got: Received, writer: Writer, role: str) -> None:
     writer.commit(*rows(0, "a", "b"))
     writer.abort(*rows(0, "no", "no", "no"))
     writer.commit(*rows(0, "c"))
     got.consumer.add(0, 1)
-    got.until(lambda: got.position.get(0) == (9 if profile.ends else 8))
+    got.until(lambda: got.position.get(0) == (9 if role == "tail" else 8))
     assert got.values(0) == ["b", "c"]
     first = got.records[0][0]
     assert (first.offset, first.headers) == (1, (("h", b"x"),))
     assert abs(first.timestamp_ms - time.time() * 1000) < 60_000
-    if profile.ends:
+    if role == "tail":
         assert (got.end, got.at_end) == ({0: 9}, {0}), "markers count"
     got.poll()
     assert len(got.values(0)) == 2

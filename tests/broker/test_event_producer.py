@@ -16,7 +16,8 @@ from examples import web_service
 from streams import Delivery, EventProducer, NotDelivered, Record, TransactionRecords, to_record
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, RegistrationError, Stopped, TransactionFailed
 from streams.kafka.questions.admin import TopicAdmin
-from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.fetch_session import FOLLOWING
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
 from streams.sak.murmur2 import partition_of
@@ -38,7 +39,7 @@ def topic(admin: TopicAdmin, topic_prefix: str) -> str:
 
 def read(settings: ClientSettings, topic: str) -> dict[int, list[IncomingRecord]]:
     """Everything that readers of committed records see, by partition."""
-    consumer = LogConsumer(settings, topic, TAIL)
+    consumer = LogFetcher(settings, topic, FOLLOWING)
     try:
         received = Received(consumer)
         for partition in range(PARTITIONS):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from streams.kafka.wire import messages
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
 from streams.kafka.wire.messages import MalformedAnswer, compact
+from streams.kafka.wire.wide_connection import WideConnection
 
 ASKED = [("topic", 3)]
 DECODERS: list[Callable[[bytes], Any]] = [
@@ -99,5 +100,37 @@ def test_frames_in_any_pieces(
                 assert "host:1: " in str(call.exception())
             else:
                 assert (await call)[:4] == struct.pack(">i", number)
+
+    asyncio.run(play())
+
+
+@given(
+    st.lists(st.sampled_from([0, 5, 65_000, 65_532, 65_533, 70_000, 300_000]), min_size=1, max_size=4),
+    st.lists(st.sampled_from([1, 3, 4, 5, 100, 65_536, 100_000]), min_size=1, max_size=5),
+    st.booleans(),
+)
+def test_large_frames_in_any_pieces(lengths: list[int], sizes: list[int], torn: bool) -> None:
+    """As a loop gives them to a connection that has the memory: as much as there is room for, at most."""
+
+    async def play() -> None:
+        connection = WideConnection("host:1", "client")
+        connection.connection_made(Line())
+        calls = [connection.call(0, 9, [b"x"]) for _ in lengths]
+        bodies = [bytes([number]) * length for number, length in enumerate(lengths)]
+        stream = b"".join(struct.pack(">ii", len(body) + 4, number) + body for number, body in enumerate(bodies, 1))
+        left = memoryview(stream[:-1] if torn else stream)
+        turn = 0
+        while left:
+            room = connection.get_buffer(-1)
+            size = min(sizes[turn % len(sizes)] if len(left) < 1000 or turn < 50 else 1 << 20, len(room), len(left))
+            room[:size] = left[:size]
+            connection.buffer_updated(size)
+            left, turn = left[size:], turn + 1
+        connection.close()
+        for number, (call, body) in enumerate(zip(calls, bodies, strict=True), 1):
+            if torn and number == len(calls):
+                assert isinstance(call.exception(), LostConnection)
+            else:
+                assert bytes(await call) == struct.pack(">i", number) + body
 
     asyncio.run(play())

@@ -20,10 +20,8 @@ from confluent_kafka import (
 )
 
 from streams.errors import OffsetError, StreamsError, TopicError
-from streams.kafka import permissions
 from streams.kafka.connection import ConnectionLog, find_leaders
-from streams.kafka.permissions import denied
-from streams.kafka.reading import accepting
+from streams.kafka.reading import accepting, failures
 from streams.kafka.reading.log_ends import LogEnds
 from streams.kafka.settings import ClientSettings, build
 from streams.kafka.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
@@ -373,17 +371,13 @@ def reading_failed(
     where = topic if partition < 0 else f"{topic}[{partition}]"
     code = error.code()
     if code in BAD_OFFSET and partition >= 0:
-        return OffsetError(
-            f"{where}: offset {position} is not in the log at {addresses} ({error.str()}): it was deleted by retention,"
-            " or the topic was truncated or recreated. Nothing was reset; start from another offset on purpose, or"
-            " restore the topic"
-        )
+        return failures.not_in_log(where, position, addresses, error.str())
     if code in NO_SUCH_TOPIC:
-        return TopicError(f"{where} does not exist at {addresses} ({error.name()}); it was deleted, or never made")
+        return failures.no_such_topic(where, addresses, error.name())
     if code in NOT_AUTHORIZED:
-        return TopicError(f"reading {where}: {denied(error.name(), [permissions.on_topic('Read', topic)])}")
+        return failures.not_allowed(where, topic, error.name())
     if error.fatal():
-        return TopicError(f"{where} can not be read from {addresses}: {error.name()}: {error.str()}")
+        return failures.refused(where, addresses, f"{error.name()}: {error.str()}")
     return None
 
 

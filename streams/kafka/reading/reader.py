@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import KafkaException
-
 from streams.errors import Stopped
-from streams.kafka.reading.consumer import LOOK_UP, LogConsumer
+from streams.kafka.reading.fetch_session import LOOKING_UP
+from streams.kafka.reading.fetching import LogFetcher
+from streams.kafka.reading.reading_loop import ReadingLoop
 from streams.kafka.settings import ClientSettings
 from streams.kafka.translate import broker_unavailable
 from streams.records import IncomingRecord
 
 _POLL_SECONDS = 0.05
 """Seconds of one wait for records; so often ``cancelled`` is looked at."""
+_MOST_RECORDS = 10_000
+"""Records of one call of ``receive``, at most."""
 _STRETCH = 10_000
 """Number of offsets, from the end, that are read first in search of the last record of a kind."""
 
@@ -24,7 +26,7 @@ class PartitionReader:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._consumers: dict[str, LogConsumer] = {}
+        self._loop = ReadingLoop(settings)
 
     def read(
         self,
@@ -48,40 +50,36 @@ class PartitionReader:
         positions = {number: start for number, (start, end) in ranges.items() if start < end}
         if not positions:
             return
-        consumer = self._consumers.get(topic)
-        if consumer is None:
-            consumer = self._consumers[topic] = LogConsumer(self._settings, topic, LOOK_UP)
+        fetcher = LogFetcher(self._settings, topic, LOOKING_UP, loop=self._loop)
+        fetcher.add_all(positions, {number: ranges[number][1] for number in positions})
         last_progress = time.monotonic()
         try:
-            consumer.add_all(positions)
             while positions:
                 if cancelled():
                     raise Stopped(f"reading {topic} was cancelled")
-                for number, progress in consumer.poll_batch(_POLL_SECONDS).items():
-                    end = ranges[number][1]
+                for number, progress in fetcher.poll_batch(_POLL_SECONDS, _MOST_RECORDS).items():
+                    records, end = progress.records, ranges[number][1]
                     # The position counts, not the records: the end of a log may be markers, aborted records and holes
                     # of compaction, and "the record before the end" would be waited for in vain.
                     if progress.position > positions[number]:
                         positions[number], last_progress = progress.position, time.monotonic()
-                    records = [record for record in progress.records if record.offset < end]
+                    if records and records[-1].offset >= end:
+                        records = [record for record in records if record.offset < end]
                     if records:
                         receive(number, records)
-                    if progress.position >= end:  # fetch no further
+                    if progress.position >= end:
                         del positions[number]
-                        consumer.remove([number])
-                for failure in consumer.take_failures().values():
+                        fetcher.remove([number])
+                for failure in fetcher.take_failures().values():
                     raise failure
                 if positions and time.monotonic() - last_progress > stalled_after_seconds:
                     raise broker_unavailable(
                         f"reading {_shown(topic, positions, ranges)}: no progress for {stalled_after_seconds:g} s",
                         self._settings.bootstrap_servers,
-                        consumer.reason or "an open transaction may hold the end of the log back",
+                        fetcher.reason or "an open transaction may hold the end of the log back",
                     )
         finally:
-            try:
-                consumer.remove(ranges)
-            except KafkaException:  # the client is broken; what ended the reading is the error
-                self._consumers.pop(topic).close()
+            fetcher.close()
 
     def read_all(
         self, topic: str, ranges: Mapping[int, tuple[int, int]], *, stalled_after_seconds: float
@@ -118,8 +116,7 @@ class PartitionReader:
 
     def close(self) -> None:
         """Free everything. Does not raise; repeating is harmless."""
-        for consumer in self._consumers.values():
-            consumer.close()
+        self._loop.close()
 
 
 def _shown(topic: str, positions: Mapping[int, int], ranges: Mapping[int, tuple[int, int]]) -> str:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
+from uuid import UUID
 
 from streams.errors import TransactionFailed
 from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.codes import Code, is_retriable, name_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
+from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.placement import BATCH_HEAD, Placement
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
@@ -41,10 +43,16 @@ _DESCRIBE_CONFIGS, _TOPIC, _BATCH_LIMIT = 4, 2, "max.message.bytes"
 
 class Cluster:
     """The state of the cluster, as far as the slots need it. ``wall_seconds`` returns the time for records that have
-    none of their own."""
+    none of their own. ``needed`` and ``kind``: as of ``connect``."""
 
-    def __init__(self, settings: ProducerSettings, wall_seconds: Callable[[], float] = time.time) -> None:
-        self.settings, self._wall_seconds = settings, wall_seconds
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        wall_seconds: Callable[[], float] = time.time,
+        needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS,
+        kind: type[BrokerConnection] = BrokerConnection,
+    ) -> None:
+        self.settings, self._wall_seconds, self._needed, self._kind = settings, wall_seconds, needed, kind
         self._bootstrap = [_address(part) for part in settings.bootstrap_servers.split(",")]
         self._brokers: dict[int, tuple[str, int]] = {}
         self._any: BrokerConnection | None = None
@@ -56,6 +64,10 @@ class Cluster:
         """The topics that are known, for encoding."""
         self.leaders: dict[str, list[int]] = {}
         """The leader of each partition; -1: none."""
+        self.epochs: dict[str, list[int]] = {}
+        """The epoch of the leader of each partition."""
+        self.ids: dict[str, UUID] = {}
+        """The id of each topic; of a broker that has none, 0."""
         self.noted_at: dict[str, float] = {}
         """The loop's time of the newest metadata of each topic."""
         self._unknown: dict[str, tuple[int, float]] = {}
@@ -88,9 +100,14 @@ class Cluster:
                 raise LostConnection(f"the metadata of {topic.name} skip partitions, or name them twice", "_BAD_MSG")
         self._brokers |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         for topic in answer.topics:
-            self._note(topic.name or "", topic.error_code, topic.partitions)
+            self._note(topic.name or "", topic)
         if has_all:
             self._refreshed_at = asyncio.get_running_loop().time()
+
+    def forget(self, topic: str) -> None:
+        """Forget a topic, so that the next metadata say whether it is still there."""
+        self.placements.pop(topic, None)
+        self.leaders.pop(topic, None)
 
     def refresh_if_old(self) -> None:
         """Fetch everything again, in the background, if it is old."""
@@ -189,30 +206,28 @@ class Cluster:
             self._any = None
 
     async def _connect(self, host: str, port: int) -> BrokerConnection:
-        return await connect(host, port, self.settings.client_id, self.settings.security)
+        settings = self.settings
+        return await connect(host, port, settings.client_id, settings.security, needed=self._needed, kind=self._kind)
 
-    def _note(
-        self,
-        topic: str,
-        code: int,
-        partitions: Sequence[MetadataResponse.MetadataResponseTopic.MetadataResponsePartition],
-    ) -> None:
+    def _note(self, topic: str, said: MetadataResponse.MetadataResponseTopic) -> None:
+        partitions = said.partitions
         now = asyncio.get_running_loop().time()
         self._wanted.pop(topic, None)
         self.noted_at[topic] = now
         if not partitions:
             if topic not in self.placements:  # else it is known, and this broker does not know it yet
                 since = self._unknown.get(topic, (0, now))[1]
-                self._unknown[topic] = (code or Code.UNKNOWN_TOPIC_OR_PARTITION, since)
+                self._unknown[topic] = (said.error_code or Code.UNKNOWN_TOPIC_OR_PARTITION, since)
             return
         self._unknown.pop(topic, None)
-        leaders = [-1] * len(partitions)
+        leaders, epochs = [-1] * len(partitions), [-1] * len(partitions)
         for entry in partitions:
             leaders[entry.partition_index] = entry.leader_id
+            epochs[entry.partition_index] = entry.leader_epoch
         known = self.placements.get(topic)
         if known is None or known.count != len(leaders):  # a transaction under way keeps the one it has
             self.placements[topic] = Placement(topic, len(leaders), FIRST_BATCH_LIMIT)
-        self.leaders[topic] = leaders
+        self.leaders[topic], self.epochs[topic], self.ids[topic] = leaders, epochs, said.topic_id
 
     def _refresh_behind(self, name: str, topics: Collection[str]) -> None:
         task = self._refreshes.get(name)

@@ -138,7 +138,7 @@ class WireBytes:
     def cut(self, size: int) -> bytes:
         start = self.at
         self.skip(size)
-        return self.data[start : self.at]
+        return bytes(self.data[start : self.at])  # of a large frame it is a view
 
     def unsigned(self) -> int:
         at = self.at

@@ -8,13 +8,14 @@ new request.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import socket
 import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.messages import LEAST_VERSIONS
@@ -67,6 +68,8 @@ class BrokerConnection(asyncio.Protocol):
         self.expires_at = math.inf
         """The loop's time at which the connection is to be replaced: its session must authenticate again."""
         self.lost: LostConnection | None = None
+        self.received_at = -math.inf
+        """The loop's time at which the last bytes came."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport. asyncio calls this."""
@@ -77,6 +80,7 @@ class BrokerConnection(asyncio.Protocol):
         """Give each complete frame to the request that waits for it. asyncio calls this."""
         buffer = self._buffer
         buffer += data
+        self.received_at = self._loop.time()
         while len(buffer) >= 4:
             size = int.from_bytes(buffer[:4], "big", signed=True)
             if not 4 <= size <= self._largest_answer:
@@ -84,18 +88,24 @@ class BrokerConnection(asyncio.Protocol):
                 return
             if len(buffer) < size + 4:
                 return
-            frame = bytes(buffer[4 : size + 4])
+            frame = bytes(memoryview(buffer)[4 : size + 4])
             del buffer[: size + 4]
-            # Answers come in the order of the requests. Another number is not skipped: all later answers would meet the
-            # wrong requests.
-            if not self._waiting or int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]:
-                self._end("an answer to a request that was not made")
+            if not self._answered(frame):
                 return
-            _, future = self._waiting.popleft()
-            if not future.done():  # its caller was cancelled
-                future.set_result(frame)
+
+    def _answered(self, frame: bytes) -> bool:
+        """Give a frame to the request that waits for it. ``False``: there is none."""
+        # Answers come in the order of the requests. Another number is not skipped: all later answers would meet the
+        # wrong requests.
+        if not self._waiting or int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]:
+            self._end("an answer to a request that was not made")
+            return False
+        _, future = self._waiting.popleft()
+        if not future.done():  # its caller was cancelled
+            future.set_result(frame)
         if self._is_retired and not self._waiting:
             self.close()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the requests that wait for an answer. asyncio calls this."""
@@ -133,12 +143,17 @@ class BrokerConnection(asyncio.Protocol):
 
         Returns the answer. Raises ``LostConnection``, also for an answer that cannot be decoded.
         """
-        lowest, highest = self.versions.get(request.API_KEY, (0, -1))
-        version, least = min(most, highest, request.LAST_VERSION), max(lowest, least, request.FIRST_VERSION)
+        return await self._ask(request, self.version_of(type(request), most, least))
+
+    def version_of(self, kind: type[Request[Any]], most: int, least: int = 0) -> int:
+        """Return the highest version that both sides take, at most ``most`` and at least ``least``. Raises
+        ``LostConnection``: there is none."""
+        lowest, highest = self.versions.get(kind.API_KEY, (0, -1))
+        version, least = min(most, highest, kind.LAST_VERSION), max(lowest, least, kind.FIRST_VERSION)
         if version < least:
             above = f" in version {least} or above" if highest >= 0 and least else ""
-            raise self._failure(f"the broker does not take {type(request).__name__}{above}", "UNSUPPORTED_VERSION")
-        return await self._ask(request, version)
+            raise self._failure(f"the broker does not take {kind.__name__}{above}", "UNSUPPORTED_VERSION")
+        return version
 
     def close(self, reason: str = "the connection was closed here") -> None:
         """Close at once, whatever is under way."""
@@ -169,6 +184,7 @@ class BrokerConnection(asyncio.Protocol):
     async def authenticate(self, host: str, credentials: Credentials) -> None:
         """Authenticate by SASL. Raises ``LostConnection`` (``_AUTHENTICATION``: the credentials are refused, or the
         broker does not prove that it knows them)."""
+
         name = credentials.mechanism
         if (await self._ask(SaslHandshakeRequest(mechanism=name), 1)).error_code:
             raise self._failure(f"the broker does not take sasl.mechanism={name}", "_AUTHENTICATION")
@@ -225,16 +241,17 @@ async def connect(
     *,
     needed: Mapping[int, tuple[str, int]] = LEAST_VERSIONS,
     largest_answer: int = LARGEST_ANSWER,
+    kind: type[BrokerConnection] = BrokerConnection,
 ) -> BrokerConnection:
     """Connect to a broker, learn its versions, and authenticate. ``needed``: as of ``introduce``; by default what a
-    producer needs. Raises ``LostConnection``, with the address."""
+    producer needs. ``kind``: a class of connections. Raises ``LostConnection``, with the address."""
     context, address = security.tls, f"{host}:{port}"
     connection: BrokerConnection | None = None
     is_ready = False
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: BrokerConnection(address, client_id, largest_answer),
+                lambda: kind(address, client_id, largest_answer),
                 host,
                 port,
                 ssl=context,
@@ -253,10 +270,10 @@ async def connect(
         failure = error
     except TimeoutError:
         failure = LostConnection(f"{address}: no connection within {CONNECT_SECONDS:g} seconds")
-    except ConnectionRefusedError:  # asyncio's own words for it are about the call
-        failure = LostConnection(f"{address}: Connection refused")
     except OSError as error:
-        failure = LostConnection(f"{address}: {error.strerror or error}")
+        # asyncio has words of its own for it; of a name with several addresses, those of each in one text.
+        is_refused = f"[Errno {errno.ECONNREFUSED}]" in str(error)
+        failure = LostConnection(f"{address}: {'Connection refused' if is_refused else error.strerror or error}")
     except Exception as error:  # of a token function or of Kerberos; its text may hold a secret
         failure = LostConnection(f"{address}: authentication failed: {type(error).__name__}")
     finally:

@@ -14,7 +14,8 @@ import anyio
 from streams.core.checkpoints import TOMBSTONES_MS
 from streams.errors import BrokerUnavailable, OffsetError, Stopped, StreamsError, TopicError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
-from streams.kafka.reading.consumer import TAIL, LogConsumer
+from streams.kafka.reading.fetch_session import FOLLOWING
+from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.settings import ClientSettings
 from streams.runtime import ports
 from streams.runtime.bridge import Worker
@@ -54,7 +55,7 @@ class LogConnections:
         return TopicAdmin(self._settings)
 
     def tail(self) -> ports.LogTail:
-        return Tail(lambda: LogConsumer(self._settings, self._topic, TAIL))
+        return Tail(lambda: LogFetcher(self._settings, self._topic, FOLLOWING))
 
 
 class FollowedTopic:

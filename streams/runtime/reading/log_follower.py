@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from streams.records import IncomingRecord, PolledPartition
-from streams.runtime.ports import LogConsumer
+from streams.runtime.ports import LogSource
 from streams.runtime.reading.thread import ReadingThread
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class FollowedPartition:
         return first
 
 
-class Tail(ReadingThread):
+class Tail(ReadingThread[LogSource]):
     """``ports.Tail`` over a consumer of its own.
 
     Once ``remove`` or a newer ``add`` of a partition has returned, at most the call of ``receive`` that is under way
@@ -69,7 +69,7 @@ class Tail(ReadingThread):
     holds for all partitions.
     """
 
-    def __init__(self, connect: Callable[[], LogConsumer], *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(self, connect: Callable[[], LogSource], *, idle_seconds: float = IDLE_SECONDS) -> None:
         super().__init__(connect, "kes-tail", BATCH, idle_seconds)
         self._receive: Receive
         self._fail: Fail

@@ -23,7 +23,7 @@ STARVED_POLLS = 5
 """After so many polls without room, of ``POLL_SECONDS`` each, the engine has to make some: slow partitions hold it."""
 
 
-class Poller(ReadingThread):
+class Poller(ReadingThread[LogConsumer]):
     """``ports.Input`` (which documents the methods) over a consumer of its own."""
 
     def __init__(

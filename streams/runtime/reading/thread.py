@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import Generic, TypeVar
 
 from streams.records import PolledPartition
-from streams.runtime.ports import LogConsumer
+from streams.runtime.ports import LogSource
+
+SourceT = TypeVar("SourceT", bound=LogSource)
 
 POLL_SECONDS = 0.02
 """A poll waits so many seconds for a first record. No command waits longer for its turn."""
@@ -25,7 +28,7 @@ LONG_AFTER_SECONDS = 1.0
 """Polls are long after so many seconds without a record and without a command."""
 
 
-class ReadingThread:
+class ReadingThread(Generic[SourceT]):
     """Partitions that are read, each under an epoch. Methods may be called from any thread, and return at once; those
     that begin with ``_`` are the thread's.
 
@@ -33,7 +36,7 @@ class ReadingThread:
     never) it closes its consumer. A consumer that is broken ends all that it read; the next ``add`` makes another one.
     """
 
-    def __init__(self, connect: Callable[[], LogConsumer], name: str, limit: int, idle_seconds: float | None) -> None:
+    def __init__(self, connect: Callable[[], SourceT], name: str, limit: int, idle_seconds: float | None) -> None:
         self._connect = connect
         self._name = name
         self._limit = limit
@@ -46,7 +49,7 @@ class ReadingThread:
         self._thread: threading.Thread | None = None
         # Of the thread only:
         self._long_polls_at = 0.0
-        self._consumer: LogConsumer | None = None
+        self._consumer: SourceT | None = None
         self._epochs: dict[int, int] = {}
         """Partition -> epoch, as the consumer reads it. Never changed in place."""
 
@@ -148,7 +151,7 @@ class ReadingThread:
         """Note that something came, or a command: more of it is likely."""
         self._long_polls_at = time.monotonic() + LONG_AFTER_SECONDS
 
-    def _connected(self) -> LogConsumer:
+    def _connected(self) -> SourceT:
         if self._consumer is None:
             self._consumer = self._connect()
         return self._consumer

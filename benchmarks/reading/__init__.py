@@ -1,0 +1,1 @@
+"""The price of reading a log up to its end."""
