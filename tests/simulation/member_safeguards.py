@@ -82,7 +82,7 @@ edited(
 )  # fmt: skip
 edited(
     "answers_are_not_compared_with_their_requests",
-    BrokerConnection, "data_received", 'int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]', "False",
+    BrokerConnection, "_answered", 'int.from_bytes(frame[:4], "big", signed=True) != self._waiting[0][0]', "False",
     "connections", "coordinators", seed=32,
 )  # fmt: skip
 
