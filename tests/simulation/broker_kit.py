@@ -57,7 +57,7 @@ class SharedGroup:
         self.configs: dict[str, str] | int = {"consumer.session.timeout.ms": str(int(SESSION * 1000))}
         self.classic: str | None = None
         self.foreign: list[tuple[str, str]] = []  # client id and member id of members that nothing else is known of
-        self.topic_id = asker.wire.topic_id("topic")
+        self.topic_id = asker.broker.topic_id("topic")
         self.beats: list[Any] = []
         self.codes: list[int] = []
         asker.wire.serve(

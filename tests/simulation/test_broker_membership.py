@@ -307,7 +307,7 @@ async def a_topic_that_was_made_anew_is_another_one(asker: Asker, group: SharedG
     member = BrokerMember(asker, "a")
     await shared(member)
     asker.broker.recreate("topic")
-    group.topic_id = asker.wire.topic_id("topic")
+    group.topic_id = asker.broker.topic_id("topic")
     await until(lambda: member.of(Lost))
     await until(lambda: member.owned == PARTITIONS and member.generation > 0)
     await until(lambda: group.beats[-1].topic_partitions)
@@ -327,7 +327,7 @@ async def a_join_that_names_an_unknown_topic_is_one(asker: Asker, group: SharedG
     await until(lambda: member.generation > 0)
     await elapse(SESSION + 2.0)
     assert (member.of(Lost), member.owned) == ([], frozenset())
-    group.topic_id = asker.wire.topic_id("topic")
+    group.topic_id = asker.broker.topic_id("topic")
     await shared(member)
 
 
