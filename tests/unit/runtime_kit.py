@@ -67,10 +67,10 @@ class Records:
 
     def __init__(self) -> None:
         self.outputs: list[Output] = []
-        self.written: dict[tuple[str, int], int] = {}
+        self.behind: dict[tuple[str, int], int] = {}
 
     def ends(self) -> dict[tuple[str, int], int]:
-        return self.written
+        return self.behind
 
     def fill(self, outputs: Sequence[Output]) -> None: ...
 
@@ -105,7 +105,7 @@ class Slot:
         self._pending, self._offsets = records.outputs, dict(found)
         for output in records.outputs:
             place = output.topic, max(output.partition, 0)
-            records.written[place] = records.written.get(place, len(self._broker.logs[place])) + 1
+            records.behind[place] = records.behind.get(place, len(self._broker.logs[place])) + 1
 
     async def commit(self, requested: Any) -> None:
         requested()
