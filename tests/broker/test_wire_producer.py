@@ -162,9 +162,9 @@ async def test_requests_that_come_late_or_twice_do_nothing(either: tuple[str, st
     sent: list[tuple[int, int, Sequence[bytes]]] = []
     async with slot_at(address, topic + ".id", topic=topic) as slot:
         (connection,) = slot._session.connections.values()
-        call = connection.call
+        calls = connection.calls
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(connection, "call", lambda *request: sent.append(request) or call(*request))
+            patch.setattr(connection, "calls", lambda requests, **how: sent.extend(requests) or calls(requests, **how))
             await transact(slot, topic, 0)
         if not slot._session.protocol.bumps_epoch:
             await slot.reopen([topic])
