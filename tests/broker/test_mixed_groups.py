@@ -49,7 +49,7 @@ def come_and_go(desk: Desk, there: str, comes: str) -> list[Seat]:
     return members
 
 
-@pytest.mark.parametrize(("there", "comes"), ORDERS)
+@pytest.mark.parametrize(("there", "comes"), gate(ORDERS, (KAFKA_PYTHON, WIRE)))
 def test_members_are_replaced_one_by_one(desk: Desk, there: str, comes: str) -> None:
     members = come_and_go(desk, there, comes)
     back = desk.seat("back", over=there)  # led by a member that came
@@ -57,7 +57,7 @@ def test_members_are_replaced_one_by_one(desk: Desk, there: str, comes: str) -> 
 
 
 @pytest.mark.parametrize("session_ms", [SESSION_MS])
-@pytest.mark.parametrize(("there", "comes"), ORDERS)
+@pytest.mark.parametrize(("there", "comes"), gate(ORDERS, (KAFKA_PYTHON, WIRE)))
 def test_what_a_killed_or_a_frozen_one_had_goes_to_the_other(desk: Desk, there: str, comes: str) -> None:
     steady = {"session_timeout_ms": 12_000}
     stays, dies = desk.seat("a", over=there, **steady), desk.seat("b", over=comes)
@@ -74,7 +74,7 @@ def test_what_a_killed_or_a_frozen_one_had_goes_to_the_other(desk: Desk, there: 
     assert not stays.heard_of(Lost)
 
 
-@pytest.mark.parametrize(("there", "comes"), ORDERS)
+@pytest.mark.parametrize(("there", "comes"), gate(ORDERS, (KAFKA_PYTHON, WIRE)))
 def test_a_static_member_is_restarted_over_the_other_stack(desk: Desk, there: str, comes: str) -> None:
     other, restarts = desk.seat("a", over=there, static=True), desk.seat("b", over=there, static=True)
     settled(other, restarts)
