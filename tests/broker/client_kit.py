@@ -154,11 +154,12 @@ def read_topic(settings: ClientSettings, topic: str, *, stable: bool = False) ->
 def trim(admin: TopicAdmin, topic: str, before: Mapping[int, int] | None = None) -> None:
     """Delete the records of a compacted topic, those before these offsets or all. Brokers do so only where a topic may
     lose any, so its policy is another one meanwhile."""
+    client = AdminClient({"bootstrap.servers": admin._settings.bootstrap_servers})
 
     def set_policy(policy: str) -> None:
         entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
         change = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-        admin._client.incremental_alter_configs([change])[change].result(30)
+        client.incremental_alter_configs([change])[change].result(30)
 
     if before is None:
         before = {number: mark.end for number, mark in admin.watermarks(topic).items()}
@@ -166,7 +167,7 @@ def trim(admin: TopicAdmin, topic: str, before: Mapping[int, int] | None = None)
 
     def is_trimmed() -> bool:
         try:
-            return all(future.result(30) for future in admin._client.delete_records(ends).values())
+            return all(future.result(30) for future in client.delete_records(ends).values())
         except KafkaException as error:
             if error.args[0].code() != KafkaError.POLICY_VIOLATION:  # the broker does not know of the change yet
                 raise

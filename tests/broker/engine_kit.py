@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer
 
 from streams import DEAD_LETTER, EventContext, EventSource, EventSourceConfig, IncomingRecord
 from streams.codecs import RESERVED_KEY_PREFIX
@@ -24,6 +24,7 @@ from streams.model.topics import TopicSpec
 from streams.records import Headers
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.partition.dead_letters import PREFIX
+from tests.broker.client_kit import truncate
 from tests.unit.waiting import PATIENCE, until
 from tests.vocabulary import ADDED, INTS, TOTALS, Added, Total, Totals, added, config_of, count, register, tell_total
 
@@ -203,13 +204,8 @@ class Lab:
 
     async def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """Cut the log: what is below these offsets is gone."""
-
-        def delete() -> None:
-            positions = [TopicPartition(topic, number, offset) for number, offset in before.items()]
-            for future in self.admin._client.delete_records(positions).values():
-                future.result(PATIENCE)
-
-        await asyncio.to_thread(delete)
+        for number, offset in before.items():
+            await asyncio.to_thread(truncate, self.settings, topic, number, offset)
 
     async def delete(self, *names: str) -> None:
         await asyncio.to_thread(self.admin.delete, names, 30.0)

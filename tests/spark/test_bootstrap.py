@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 import streams.spark as kes_spark
@@ -52,7 +53,7 @@ class Bank(Stage):
 
     def is_untouched(self) -> bool:
         """Whether there is no trace of a bootstrap that readers could see."""
-        there = self.changelog in self.lab.admin._client.list_topics(timeout=30).topics
+        there = self.lab.admin.describe([self.changelog], 30.0)[self.changelog] is not None
         return not (there and self.records(self.changelog)) and self.committed() == {}
 
 
@@ -120,7 +121,8 @@ def test_refused_where_the_group_has_been_at_work(stage: Bank) -> None:
     before = len(stage.records(stage.changelog))
     with pytest.raises(OffsetError, match=r"has a position already \(.*moves\[0\] at offset"):
         stage.bootstrap(stage.state(ONE, {}))
-    stage.lab.admin._client.delete_consumer_groups([stage.config.group_id])[stage.config.group_id].result(30)
+    admin = AdminClient({"bootstrap.servers": stage.lab.settings.bootstrap_servers})
+    admin.delete_consumer_groups([stage.config.group_id])[stage.config.group_id].result(30)
     with pytest.raises(OffsetError, match="holds state or a position already"):
         stage.bootstrap(stage.state(ONE, {}))
     assert stage.committed() == {}
