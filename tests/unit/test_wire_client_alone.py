@@ -250,6 +250,8 @@ async def test_a_thread_that_ends_by_an_error_is_reported(ours: Ours, caplog: py
     with pytest.raises(BrokerUnavailable, match="closed"):
         await asked(ours, client)
     assert ours.client(NOBODY).call(answers, time.monotonic() + PATIENCE) == "done"
+    client.start()
+    assert client.call(answers, time.monotonic() + PATIENCE) == "done"
 
 
 async def test_an_error_of_a_step_is_logged_and_ends_nothing(ours: Ours, caplog: pytest.LogCaptureFixture) -> None:

@@ -98,11 +98,19 @@ class WireClient:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the I/O thread, or take part in that of the process. Repeating it is harmless."""
+        """Start the I/O thread, or take part in that of the process. Repeating it is harmless, and cures a client whose
+        thread has failed. Raises ``ConfigError`` in a child of the process that started it."""
         with self._lock:
-            if self._loop is None and not self._closed:
-                self._thread = IoThread.acquire(self._crashed)
-                self._loop = self._thread.loop
+            former = self._thread
+            if self._closed or (self._loop is not None and (former is None or former.is_alive())):
+                return
+            if former is not None:
+                former.check()
+                former.release(self._crashed, 0.0)
+                # What belongs to the loop that is gone.
+                self._lines, self._own, self._any, self._tasks = Lines(self._connect), WeakSet(), None, set()
+            self._thread = IoThread.acquire(self._crashed)
+            self._loop = self._thread.loop
 
     def __repr__(self) -> str:
         return f"<WireClient {self.addresses}>"
