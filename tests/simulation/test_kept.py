@@ -234,7 +234,7 @@ for _owner, _name, _new, _profiles, _seed in (
     (StateFolder, "append", tombstones_are_not_kept, ("handlers", "everything"), 0),
     (Replica, "begin_from", a_copy_is_read_from_behind_the_mark, ("moves", "crashes"), 0),
     (Replica, "restore", stores_are_not_told, ("crashes",), 0),
-    (folder_module, "lock_file", locks_are_for_nothing, ("moves", "standbys", "twins"), 6),
+    (folder_module, "lock_file", locks_are_for_nothing, ("twins", "moves", "standbys"), 9),
     (DatabaseFolder, "write", databases_keep_deleted_keys, ("handlers", "everything"), 0),
     (DatabaseFolder, "write", databases_are_marked_too_far, ("crashes", "moves"), 7),
     (DatabaseFolder, "write", databases_have_marks_alone, ("crashes",), 0),
