@@ -15,6 +15,7 @@ from streams.kafka.reading import fetch_line, fetch_session
 from streams.kafka.reading.fetch_session import FOLLOWING, LOG_START
 from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.settings import ClientSettings
+from streams.kafka.wire import lines
 from streams.records import PolledPartition
 from tests.unit.fetch_kit import GARBAGE, GONE, Log, LogBrokers, Row, random_rows
 from tests.unit.test_fetching import log_of
@@ -114,7 +115,7 @@ def test_partitions_that_come_go_and_fail_at_random(
     print(f"SEED={seed}")
     rng = random.Random(seed)
     monkeypatch.setattr(fetch_line, "FIRST_PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(fetch_line, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(lines, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(fetch_session, "FAR_OFFSETS", 5)
     brokers.keeps_sessions = keeps
     starts: dict[int, int] = {}

@@ -16,10 +16,10 @@ from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from streams.kafka import permissions
 from streams.kafka.permissions import is_denial
 from streams.kafka.questions.groups import describe_group
-from streams.kafka.questions.requests import only
 from streams.kafka.questions.takeover import WireTakeOver
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
+from streams.kafka.wire.topic_questions import only
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ A member joins with epoch 0. The answers name its partitions, and each heartbeat
 acknowledgement: a partition that was taken away is another member's once a heartbeat comes without it. So every
 heartbeat is a full one, and lost requests and answers cost time only. What an answer means is in ``broker_answers``.
 
-The member id is chosen here, anew after each loss: the broker takes epochs of the present life of an id.
+The member chooses its id, a new one after each loss: the broker takes epochs of the present life of an id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from streams.kafka.group.join_protocol import Halted, JoinProtocol
 from streams.kafka.group.link import CannotJoinYet, Hooks, Notifier
 from streams.kafka.group.locating import LOCATE_SECONDS
 from streams.kafka.group.wire_link import WireLink
-from streams.kafka.questions.requests import metadata, only
 from streams.kafka.wire.client import GROUP, WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.connection import LostConnection
@@ -31,6 +30,7 @@ from streams.kafka.wire.schemas.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
+from streams.kafka.wire.topic_questions import metadata, only
 
 _JOIN, _LEAVE, _STEP_OUT = 0, -1, -2
 """In the place of an epoch: join; leave for good; leave, and keep the place of a static name for a session."""
@@ -126,8 +126,8 @@ class BrokerProtocol(JoinProtocol):
         answer = await self._line.ask(request, request.LAST_VERSION, self._session)
         self._check(kind, answer.error_code)
         if not epoch <= answer.member_epoch or answer.member_epoch < 1:
-            # A coordinator that went back in time: it counts anew, and old epochs would fit again under this id. (Or
-            # one that has not decided yet: then the join is repeated.)
+            # A coordinator that lost its memory counts from the beginning, and old epochs would fit again under this
+            # id. A coordinator that has not decided yet answers so to a join, which is repeated.
             step = JoinStep.LEAVE_AND_JOIN_ANEW if epoch > 0 else JoinStep.WAIT
             raise Halted(step, BrokerRefusal(Code.FENCED_MEMBER_EPOCH))
         self._interval = answer.heartbeat_interval_ms / 1000 or self._interval
@@ -144,7 +144,7 @@ class BrokerProtocol(JoinProtocol):
         if given.keys() - {self._topic_id}:
             found = await self._find_topic()
             if found != self._topic_id and self._membership.owned:
-                # The topic was made anew: what is owned is no part of it, whatever its numbers are.
+                # The topic was deleted and made again: the partitions that are owned are not its partitions.
                 raise Halted(JoinStep.LEAVE_AND_JOIN_ANEW, BrokerRefusal(Code.INCONSISTENT_TOPIC_ID))
             self._topic_id = found
         return given.get(self._topic_id, frozenset())

@@ -65,8 +65,9 @@ _OF_A_MEMBER: Final[Mapping[int, JoinStep]] = {
     # It is alive: the group waits for its JoinGroup.
     Code.REBALANCE_IN_PROGRESS: JoinStep.JOIN_AGAIN,
     Code.UNKNOWN_MEMBER_ID: JoinStep.JOIN_ANEW,
-    # The coordinator knows the id, and would take it again. Orders and markers name members by their ids, and one that
-    # lost its memory counts generations anew: old ones would fit again. So it is given back, and never used again.
+    # The coordinator knows the id, and would take it again. Orders and markers name members by their ids. A coordinator
+    # that lost its memory counts generations from the beginning, so old ones would fit again. The id is given back, and
+    # never used again.
     Code.ILLEGAL_GENERATION: JoinStep.LEAVE_AND_JOIN_ANEW,
     Code.FENCED_INSTANCE_ID: JoinStep.FENCED,
 }

@@ -150,7 +150,7 @@ class JoinProtocol:
         self._protocol = joined.protocol_name or ""
         if self._generation <= before:
             # A coordinator that went back in time (restarted without its log): each of our joins makes a newer
-            # generation. It counts anew, so old orders and markers would fit again under this id.
+            # generation. It counts from the beginning: old orders and markers would fit again under this id.
             raise Halted(JoinStep.LEAVE_AND_JOIN_ANEW, BrokerRefusal(Code.UNKNOWN_MEMBER_ID))
         # Before SyncGroup: from this answer on the broker refuses the old generation and takes the new one.
         self._hooks.published(self._generation, self.member_id)

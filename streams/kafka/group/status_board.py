@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from streams.kafka import permissions
-from streams.kafka.questions.requests import WirePartition as WirePartition
 from streams.kafka.questions.requests import commit, committed
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.client import GROUP, WireClient
 from streams.kafka.wire.codes import entries_of
+from streams.kafka.wire.messages import WirePartition as WirePartition
 from streams.kafka.wire.schemas.delete_groups import DeleteGroupsRequest
 from streams.kafka.wire.security import Security
 

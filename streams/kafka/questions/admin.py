@@ -12,7 +12,7 @@ import msgspec
 from streams.errors import BrokerUnavailable, StreamsError, TopicError
 from streams.kafka import permissions
 from streams.kafka.permissions import Right, denied, is_denial
-from streams.kafka.questions.asking import EARLIEST, LATEST, Questions, milliseconds_until
+from streams.kafka.questions.asking import Questions, milliseconds_until
 from streams.kafka.questions.lags import PartitionLag, Tails
 from streams.kafka.questions.requests import committed
 from streams.kafka.settings import ClientSettings
@@ -26,7 +26,7 @@ from streams.kafka.wire.schemas.create_topics import CreateTopicsRequest
 from streams.kafka.wire.schemas.delete_topics import DeleteTopicsRequest
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 from streams.kafka.wire.security import Security
-from streams.kafka.wire.topic_questions import TopicMetadata, metadata, only, topic_id_text
+from streams.kafka.wire.topic_questions import EARLIEST, LATEST, TopicMetadata, metadata, only, topic_id_text
 from streams.model.topics import TopicSpec, askable, missing
 
 T = TypeVar("T")

@@ -12,8 +12,6 @@ from streams.kafka.permissions import Right
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
-from streams.kafka.wire.topic_questions import EARLIEST as EARLIEST
-from streams.kafka.wire.topic_questions import LATEST as LATEST
 from streams.kafka.wire.topic_questions import TopicMetadata, check_complete, list_offsets, metadata, only
 
 T = TypeVar("T")

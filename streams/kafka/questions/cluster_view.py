@@ -14,7 +14,7 @@ from streams.kafka import permissions
 from streams.kafka.permissions import Right
 from streams.kafka.questions.asking import Questions
 from streams.kafka.questions.groups import DESCRIBE_GROUPS
-from streams.kafka.questions.requests import describe_transaction, metadata, only
+from streams.kafka.questions.requests import describe_transaction
 from streams.kafka.wire.client import GROUP, WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest
@@ -22,6 +22,7 @@ from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 from streams.kafka.wire.schemas.describe_groups import DescribeGroupsRequest
 from streams.kafka.wire.schemas.describe_quorum import DescribeQuorumRequest
 from streams.kafka.wire.security import Security
+from streams.kafka.wire.topic_questions import metadata, only
 
 _BROKER: Final = 4
 """Kafka's number for settings of brokers."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from streams.kafka.questions.requests import only
 from streams.kafka.wire.client import GROUP, WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.connection import LostConnection
@@ -17,6 +16,7 @@ from streams.kafka.wire.schemas.consumer_group_describe import (
 )
 from streams.kafka.wire.schemas.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from streams.kafka.wire.schemas.leave_group import LeaveGroupRequest
+from streams.kafka.wire.topic_questions import only
 
 ClassicGroup = DescribeGroupsResponse.DescribedGroup
 ClassicMember = ClassicGroup.DescribedGroupMember

@@ -16,11 +16,12 @@ import msgspec
 from streams.errors import BrokerUnavailable
 from streams.kafka import permissions
 from streams.kafka.questions.asking import Questions
-from streams.kafka.questions.requests import TransactionState, describe_transaction, metadata
+from streams.kafka.questions.requests import TransactionState, describe_transaction
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.schemas.describe_producers import DescribeProducersRequest
 from streams.kafka.wire.schemas.list_transactions import ListTransactionsRequest
+from streams.kafka.wire.topic_questions import metadata
 from streams.model.group import ListedTransaction, OpenTransaction
 
 STATE_LOG: Final = "__transaction_state"

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final, NamedTuple
 
 from streams.kafka import permissions
-from streams.kafka.questions.asking import EARLIEST, LATEST, Questions
-from streams.kafka.questions.requests import only
+from streams.kafka.questions.asking import Questions
 from streams.kafka.wire.codec import MalformedAnswer, WireBytes
 from streams.kafka.wire.codes import raise_for
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.schemas.fetch import FetchRequest
+from streams.kafka.wire.topic_questions import EARLIEST, LATEST, only
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # of record batches v2 (Kafka's documentation, "Message Format")
 _COMPRESSION, _CONTROL = 0x07, 0x20  # in the attributes

@@ -10,20 +10,17 @@ from typing import Final
 
 from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
 from streams.kafka.wire.codes import Code, entries_of, raise_for
+from streams.kafka.wire.messages import WirePartition
 from streams.kafka.wire.schemas.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from streams.kafka.wire.schemas.offset_commit import OffsetCommitRequest
 from streams.kafka.wire.schemas.offset_delete import OffsetDeleteRequest
 from streams.kafka.wire.schemas.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
-from streams.kafka.wire.topic_questions import check_complete as check_complete
-from streams.kafka.wire.topic_questions import metadata as metadata
-from streams.kafka.wire.topic_questions import only as only
+from streams.kafka.wire.topic_questions import only
 
 _WITH_GROUPS: Final = 8  # of OffsetFetch: the first version that names groups in a list
 _WITH_EPOCHS, _COMMIT = 6, 8
 _COMMIT_OF_MEMBER: Final = 9  # members by the broker's protocol (KIP-848) are refused below it
 
-WirePartition = tuple[str, int]
-"""Topic and partition."""
 GroupOffsets = OffsetFetchResponse.OffsetFetchResponseGroup
 OffsetEntry = GroupOffsets.OffsetFetchResponseTopics.OffsetFetchResponsePartitions
 TransactionState = DescribeTransactionsResponse.TransactionState

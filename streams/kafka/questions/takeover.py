@@ -17,11 +17,11 @@ from collections.abc import Collection, Mapping
 
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.kafka import permissions
-from streams.kafka.questions.asking import EARLIEST, LATEST, Questions
+from streams.kafka.questions.asking import Questions
 from streams.kafka.questions.groups import leave_group
 from streams.kafka.questions.hanging_transactions import HangingTransactions
 from streams.kafka.questions.open_transactions import OPEN_STATES, OpenTransactions, list_transactions
-from streams.kafka.questions.requests import OffsetEntry, check_complete, commit, committed
+from streams.kafka.questions.requests import OffsetEntry, commit, committed
 from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.connection import LostConnection
@@ -29,6 +29,7 @@ from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest
 from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
 from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
 from streams.kafka.wire.security import Security
+from streams.kafka.wire.topic_questions import EARLIEST, LATEST, check_complete
 from streams.model.group import GroupMetadata, HangingEnd, OpenTransaction, instance_of
 from streams.model.topics import TopicIdentity
 
@@ -283,7 +284,7 @@ class WireTakeOver(Questions):
             entry.partition_index: entry.committed_offset
             for entry in await self._committed(topic, partitions, deadline, stable=stable)
         }
-        # One that is left out is not one without an offset: from there the partition would be read anew.
+        # A partition that the answer leaves out may have an offset; without it, it would be read from its start.
         check_complete(found, topic, partitions)
         return {number: found[number] if found[number] >= 0 else None for number in partitions}
 

@@ -22,6 +22,7 @@ from confluent_kafka import (
 from streams.errors import OffsetError, StreamsError, TopicError
 from streams.kafka.connection import ConnectionLog, find_leaders
 from streams.kafka.reading import accepting, failures
+from streams.kafka.reading.fetch_session import LOG_START as LOG_START
 from streams.kafka.reading.log_ends import LogEnds
 from streams.kafka.settings import ClientSettings, build
 from streams.kafka.translate import BAD_OFFSET, NO_SUCH_TOPIC, NOT_AUTHORIZED
@@ -29,8 +30,6 @@ from streams.records import IncomingRecord, PolledPartition
 
 logger = logging.getLogger(__name__)
 
-LOG_START: Final = -1
-"""The offset that stands for "whatever the log begins with"."""
 END_SECONDS: Final = 5.0
 """Seconds until the question for the end of a silent partition is given up. Nothing waits for it."""
 _PARTITION: Final = re.compile(r" \[(\d+)\]")

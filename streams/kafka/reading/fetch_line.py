@@ -14,8 +14,10 @@ from streams.kafka.reading.fetch_session import LOG_START, FetchOptions, FetchSe
 from streams.kafka.reading.reading_loop import ReadingLoop
 from streams.kafka.wire.codec import MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
+from streams.kafka.wire.lines import next_pause
 from streams.kafka.wire.schemas.fetch import FetchRequest, FetchResponse
 from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest, ListOffsetsResponse
+from streams.kafka.wire.topic_questions import EARLIEST
 
 FIRST_PATIENCE_SECONDS: Final = 3.0
 LONGEST_PATIENCE_SECONDS: Final = 24.0
@@ -24,13 +26,8 @@ and at most, each time twice as many as before. A frozen broker has no other sig
 MOST_THROTTLE_SECONDS: Final = 10.0
 """Seconds, at most, for which a broker's throttle time is kept. It holds the connection back by itself (KIP-219), so a
 request sent early does no harm; and a time that is nonsense must not end the reading."""
-FIRST_PAUSE_SECONDS: Final = 0.05
-LONGEST_PAUSE_SECONDS: Final = 1.0
-"""Seconds between two tries to reach a broker: the first pause, and the longest, each twice as long as the one
-before."""
 _BY_NAME: Final = 12  # the last version of Fetch that names topics by their names
 _OFFSETS: Final = 8  # the version of ListOffsets, at most
-_EARLIEST: Final = -2  # in the place of a time
 _LONG_MS: Final = 50
 """Milliseconds: a request that the broker may hold for longer is given up for partitions that are added."""
 
@@ -166,7 +163,7 @@ class FetchLine:
     def _fail(self) -> None:
         self._connection, self._answer = None, None
         self._session.reset()
-        self._pause = min(max(2 * self._pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+        self._pause = next_pause(self._pause)
         self._retry_at = self._clock.time() + self._pause
 
     def _read(self, frame: bytes) -> FetchAnswer:
@@ -195,7 +192,7 @@ class FetchLine:
         of = ListOffsetsRequest.ListOffsetsTopic
         wanted = [
             of.ListOffsetsPartition(
-                partition_index=one.number, current_leader_epoch=one.leader_epoch, timestamp=_EARLIEST
+                partition_index=one.number, current_leader_epoch=one.leader_epoch, timestamp=EARLIEST
             )
             for one in partitions
         ]

@@ -26,6 +26,8 @@ cpdef scan_batches(bytes data, long long position, unpack)
     count="long long",
     is_hidden=cython.bint,
     body=bytes,
+    first=Py_ssize_t,
+    last=Py_ssize_t,
 )
 cpdef decode_batches(
     bytes data,

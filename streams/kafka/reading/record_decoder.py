@@ -84,37 +84,13 @@ def decode_batches(
             raise ValueError(f"its head has {count} records")
         if count and not is_hidden:
             append_ms = latest_ms if attributes & 0x08 else -1
+            body, first, last = data, at + 61, stop
             if attributes & 0x07:
-                body = decompressed(attributes & 0x07, data[at + 61 : stop])
-                decode_records(
-                    body,
-                    0,
-                    len(body),
-                    count,
-                    topic,
-                    partition,
-                    base,
-                    first_ms,
-                    append_ms,
-                    position,
-                    headers_of,
-                    records,
-                )
-            else:
-                decode_records(
-                    data,
-                    at + 61,
-                    stop,
-                    count,
-                    topic,
-                    partition,
-                    base,
-                    first_ms,
-                    append_ms,
-                    position,
-                    headers_of,
-                    records,
-                )
+                body = decompressed(attributes & 0x07, data[first:last])
+                first, last = 0, len(body)
+            decode_records(
+                body, first, last, count, topic, partition, base, first_ms, append_ms, position, headers_of, records
+            )
         at, position = stop, following
         place[0], place[1], place[2] = at, position, len(records)
 

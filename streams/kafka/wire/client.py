@@ -23,7 +23,6 @@ from streams.kafka.permissions import Right
 from streams.kafka.translate import plain
 from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
-from streams.kafka.wire.codes import entries_of as entries_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
 from streams.kafka.wire.explaining import explained
 from streams.kafka.wire.io_thread import IoThread

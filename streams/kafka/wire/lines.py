@@ -132,7 +132,7 @@ class Line:
             return self._connection
         except LostConnection as failure:
             self.failure = failure
-            self._pause = min(max(2 * self._pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+            self._pause = next_pause(self._pause)
             self.retry_at = self._loop.time() + self._pause
             raise
         finally:
@@ -207,6 +207,11 @@ class Lines:
         for line in self._lines.values():
             line.close()
         self._lines.clear()
+
+
+def next_pause(pause: float) -> float:
+    """Return the pause after another try in vain to connect to a broker. ``pause``: the one before, at first 0."""
+    return min(max(2 * pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
 
 def is_hopeless(failure: LostConnection) -> bool:
