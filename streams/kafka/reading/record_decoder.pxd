@@ -25,6 +25,7 @@ cpdef scan_batches(bytes data, long long position, unpack)
     append_ms="long long",
     count="long long",
     is_hidden=cython.bint,
+    taken=Py_ssize_t,
     body=bytes,
     first=Py_ssize_t,
     last=Py_ssize_t,
@@ -43,6 +44,8 @@ cpdef decode_batches(
     set aborted,
     list to_come,
     list records,
+    columns=*,
+    long long limit=*,
 )
 
 @cython.locals(

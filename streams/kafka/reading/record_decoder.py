@@ -14,6 +14,7 @@ from streams.sak import leaves
 
 CLASSES: Final = (IncomingRecord,)
 """Made by allocating and filling in when this is compiled."""
+LAST_OFFSET: Final = (1 << 63) - 1
 
 
 def scan_batches(data: bytes, position: int, unpack: Callable[[bytes, int], Any]) -> tuple[int, int, int, str]:
@@ -55,19 +56,27 @@ def decode_batches(
     headers_of: Callable[[bytes], Any],
     aborted: set[int] | None,
     to_come: list[tuple[int, int]],
-    records: list[IncomingRecord],
+    records: list[IncomingRecord] | None,
+    columns: Any = None,
+    limit: int = LAST_OFFSET,
 ) -> None:
     """Append the records of the whole batches in ``data``, up to ``end``, until there are ``most``, which a batch may
-    exceed.
+    exceed, to ``records``; without a list (``None``) those below offset ``limit`` to ``columns``, which decodes them by
+    itself and has their number as ``rows``.
 
     ``place``: where the next batch begins, the offset up to which all was read, and how many records there are from
-    whole batches; it is moved on. ``unpack``: of a whole head. ``aborted``: the producers whose transaction is aborted
-    at the place; ``to_come``: producer and first offset of further ones, the first one last. ``None``: all records are
-    wanted, aborted ones, too. Markers are left out. Raises ``ValueError`` for a batch that is damaged.
+    whole batches; it is moved on. A batch that reaches beyond ``limit`` stays the next one. ``unpack``: of a whole
+    head. ``aborted``: the producers whose transaction is aborted at the place; ``to_come``: producer and first offset
+    of further ones, the first one last. ``None``: all records are wanted, aborted ones, too. Markers are left out.
+    Raises ``ValueError`` for a batch that is damaged.
     """
     at, position = place[0], place[1]
-    while at < end and len(records) < most:
+    taken = columns.rows if records is None else len(records)
+    while at < end and taken < most:
         base, length, _, _, checksum, attributes, delta, first_ms, latest_ms, producer, _, _, count = unpack(data, at)
+        if base >= limit:
+            place[1] = limit
+            break
         stop = at + length + 12
         if checksum_of(data[at + 21 : stop]) != checksum:
             raise ValueError("its checksum is wrong")
@@ -88,11 +97,18 @@ def decode_batches(
             if attributes & 0x07:
                 body = decompressed(attributes & 0x07, data[first:last])
                 first, last = 0, len(body)
-            decode_records(
-                body, first, last, count, topic, partition, base, first_ms, append_ms, position, headers_of, records
-            )
+            if records is None:
+                columns.decode(body, first, last, count, base, first_ms, append_ms, position, limit)
+            else:
+                decode_records(
+                    body, first, last, count, topic, partition, base, first_ms, append_ms, position, headers_of, records
+                )
+        taken = columns.rows if records is None else len(records)
+        if following > limit:
+            place[1], place[2] = limit, taken
+            break
         at, position = stop, following
-        place[0], place[1], place[2] = at, position, len(records)
+        place[0], place[1], place[2] = at, position, taken
 
 
 def decode_records(
