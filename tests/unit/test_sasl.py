@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from streams.kafka.wire.kafka_python_settings import _TokenProvider
 from streams.kafka.wire.sasl import Credentials, Login, OAuthToken, SaslFailure, gssapi, oauthbearer, plain, scram
 from streams.kafka.wire.security import Security
 
@@ -250,7 +249,14 @@ def test_the_same_bytes_by_oauthbearer(extensions: dict[str, str]) -> None:
     def fetch() -> OAuthToken:
         return OAuthToken("a.b-c", extensions)
 
-    other = theirs("OAUTHBEARER", sasl_oauth_token_provider=_TokenProvider(fetch))
+    class Provider(import_module("kafka.net.sasl.oauth").AbstractTokenProvider):
+        def token(self) -> str:
+            return fetch().value
+
+        def extensions(self) -> dict[str, str]:
+            return dict(fetch().extensions)
+
+    other = theirs("OAUTHBEARER", sasl_oauth_token_provider=Provider())
     login = Login(oauthbearer(fetch))
     assert login.first() == other.auth_bytes()
     other.receive(b'{"status":"invalid_token"}')
