@@ -188,6 +188,25 @@ def test_many_partitions_are_read_by_one_connection_and_one_request_each(brokers
     assert (names.count("Fetch"), names.count("Metadata"), names.count("ApiVersions")) == (40, 1, 2)
 
 
+def test_the_sizes_of_fetches(brokers: LogBrokers) -> None:
+    """Little at first, then what is left, as far as the first answer tells; and what the user says."""
+    log = brokers.logs[0]
+    for _ in range(40):
+        log.append([Row(value=b"x" * 10_000)])
+
+    def sizes(**more: str) -> list[int]:
+        kept.close_kept()
+        brokers.requests.clear()
+        assert offsets(brokers, 0, 52, **more) == [*range(52)]
+        fetches = [request for _, name, request in brokers.requests if name == "Fetch"]
+        return [one.partition_max_bytes for request in fetches for topic in request.topics for one in topic.partitions]
+
+    first, *others = sizes()
+    assert first == 32 << 10
+    assert 300_000 < sum(others) < 600_000, others
+    assert set(sizes(**{"kafka.max.partition.fetch.bytes": "20000"})) == {20_000}
+
+
 def test_silence_is_told_after_stall_seconds(brokers: LogBrokers) -> None:
     assert "the log ends at 12 and nothing came for 1 s" in fails(OffsetError, brokers, 0, 30, stallSeconds="1")
     brokers.logs[0].append([Row()], producer=5)
