@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from streams.errors import BrokerUnavailable, ConfigError, LogDamaged, OffsetError, StreamsError, TopicError
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.topic_questions import topic_id_text
+from streams.records import TopicPartition
 from streams.spark import kafka
 from streams.spark.reading import column_decoder, kept, reader
+from streams.spark.reading.planning import Advance
 from streams.spark.reading.read_options import ReadOptions, read_options
-from streams.spark.reading.reader import Range, batches
+from streams.spark.reading.reader import Range, batches, ranges
 from tests.property.leaves_kit import needs_compiled, outcome, plain
 from tests.unit.fetch_kit import START_MS, Log, LogBrokers, Row, Stored, encoded, framed, random_log, random_rows
 
@@ -176,16 +178,25 @@ def test_brokers_that_are_asked_by_name_are_asked_for_the_id_afterwards(brokers:
     assert offsets(brokers, 0, 12, failOnDataLoss="false") == []
 
 
-def test_many_partitions_are_read_by_one_connection_and_one_request_each(brokers: LogBrokers) -> None:
-    made = {number: Log() for number in range(40)}
+def test_many_partitions_are_read_by_few_tasks_one_connection_and_a_request_each() -> None:
+    made = {number: Log() for number in range(150)}
     for log in made.values():
         log.append([Row()])
+    places = [TopicPartition("t", number) for number in made]
+    planned = Advance(dict.fromkeys(places, 0), dict.fromkeys(places, 1))
+    ids = {"t": topic_id_text(UUID(int=7))}
     with LogBrokers(made).serving() as many:
-        given_options = options(many)
-        for number in made:
-            assert [batch.num_rows for batch in batches(span(0, 1, number), given_options)] == [1]
+        tasks = ranges(planned, ids, options(many))
+        rows = [row for task in tasks for batch in batches(task, options(many)) for row in batch.to_pylist()]
         names = [name for _, name, _ in many.requests]
-    assert (names.count("Fetch"), names.count("Metadata"), names.count("ApiVersions")) == (40, 1, 2)
+    assert [row["partition"] for row in rows] == [*made]
+    assert (names.count("Fetch"), names.count("Metadata"), names.count("ApiVersions")) == (150, 1, 2)
+    assert len(tasks) == 3
+    assert len(ranges(planned, ids, options(many, minPartitions="1"))) == 150
+    planned.end |= dict.fromkeys(places[:100], 400)
+    assert len(ranges(planned, ids, options(many))) == 50
+    few = Advance(dict.fromkeys(places[:16], 0), dict.fromkeys(places[:16], 1))
+    assert [type(task) for task in ranges(few, ids, options(many))] == [Range] * 16
 
 
 def test_the_sizes_of_fetches(brokers: LogBrokers) -> None:

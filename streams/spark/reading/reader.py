@@ -37,6 +37,12 @@ from streams.spark.reading.read_options import Edge, ReadOptions
 from streams.spark.reading.record_batches import Columns
 from streams.spark.reading.topic_logs import LogView, require
 
+_MANY: Final = 16
+"""Ranges; of more than so many, small ones share tasks."""
+_SHARED_OFFSETS: Final = 1000
+"""Offsets of the ranges that share a task, together."""
+_MOST_SHARED: Final = 64
+"""Ranges that share a task."""
 _CHUNK: Final = 5000
 _CHUNK_BYTES: Final = 8 << 20
 _POLL_SECONDS: Final = 0.5
@@ -68,9 +74,17 @@ class Range(InputPartition):
     topic_id: str
 
 
-def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> list[Range]:
-    """Return the planned ranges, without the empty ranges, cut as the options say. ``ids`` are those of the topics."""
-    return [
+@dataclass(frozen=True)
+class SmallRanges(InputPartition):
+    """Ranges that one task reads, one after the other: a task costs Spark as much as some thousand rows."""
+
+    parts: tuple[Range, ...]
+
+
+def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> list[InputPartition]:
+    """Return the planned ranges, without the empty ranges, cut as the options say. ``ids`` are those of the topics.
+    Where there are many, small ones share tasks, unless ``minPartitions`` asks for more of these."""
+    found = [
         Range(place.topic, place.partition, begin, stop, ids[place.topic])
         for place, begin, stop in split(
             {place: (begin, planned.end[place]) for place, begin in planned.begin.items()},
@@ -78,6 +92,18 @@ def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> li
             max_records=options.max_records_per_partition,
         )
     ]
+    if len(found) <= _MANY or options.min_partitions is not None:
+        return [*found]
+    tasks: list[list[Range]] = []
+    left = 0
+    for span in found:
+        size = span.end - span.start
+        if size > left or len(tasks[-1]) == _MOST_SHARED:
+            tasks.append([])
+            left = _SHARED_OFFSETS
+        tasks[-1].append(span)
+        left -= size
+    return [SmallRanges(tuple(parts)) if len(parts) > 1 else parts[0] for parts in tasks]
 
 
 class BatchReader(DataSourceReader):
@@ -117,8 +143,6 @@ class BatchReader(DataSourceReader):
         return ranges(planned, start.ids, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, Range):  # Spark's way of saying that there is nothing to read
-            return iter(())
         found = map(self._pushed.kept, batches(partition, self._options))
         return (batch for batch in found if batch.num_rows)
 
@@ -135,20 +159,23 @@ class _PushFilters:
         return self._reader.take_over(filters)
 
 
-def batches(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The range as ``pyarrow.RecordBatch``es in offset order. Connections, and what was fetched beyond the end, are
-    kept for the next range.
+def batches(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """A range, or some of them, as ``pyarrow.RecordBatch``es, each in offset order. Connections, and what was fetched
+    beyond the end, are kept for the next range.
 
     Raises ``OffsetError`` when records of the range are gone, or the topic is another one than was planned (with
     ``failOnDataLoss``; otherwise goes on with the next ones there are, and logs), ``BrokerUnavailable`` when nothing
     comes for ``stallSeconds``, ``LogDamaged`` for what cannot be decoded.
     """
-    with contextlib.closing(_RangeReader(span, options)) as reader:
-        while not reader.ended:
-            batch = reader.next()
-            if batch is not None:
-                for at in range(0, batch.num_rows, _CHUNK):
-                    yield batch.slice(at, _CHUNK)
+    # Neither of them is Spark's way of saying that there is nothing to read.
+    parts = (partition,) if isinstance(partition, Range) else getattr(partition, "parts", ())
+    for span in parts:
+        with contextlib.closing(_RangeReader(span, options)) as reader:
+            while not reader.ended:
+                batch = reader.next()
+                if batch is not None:
+                    for at in range(0, batch.num_rows, _CHUNK):
+                        yield batch.slice(at, _CHUNK)
 
 
 class _RangeReader:
