@@ -176,6 +176,7 @@ def batches(partition: InputPartition, options: ReadOptions) -> Iterator[pa.Reco
                 if batch is not None:
                     for at in range(0, batch.num_rows, _CHUNK):
                         yield batch.slice(at, _CHUNK)
+                    reader.resume()
 
 
 class _RangeReader:
@@ -228,6 +229,10 @@ class _RangeReader:
         if self.ended and self._waiting:
             keep_rest(self._rest_key, self._waiting[0])
         return batch
+
+    def resume(self) -> None:
+        """Go on: the time that Spark has taken for the rows is no silence of the broker's."""
+        self._progress = time.monotonic()
 
     def close(self) -> None:
         """Leave the connections to the next range."""
