@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.errors import BrokerUnavailable, ConfigError, LogDamaged, OffsetError, StreamsError, TopicError
+from streams.kafka.reading import record_decoder
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.topic_questions import topic_id_text
 from streams.records import TopicPartition
 from streams.spark import kafka
-from streams.spark.reading import column_decoder, kept, reader
+from streams.spark.reading import kept, reader
 from streams.spark.reading.planning import Advance
 from streams.spark.reading.read_options import ReadOptions, read_options
 from streams.spark.reading.reader import Range, batches, ranges
@@ -28,7 +29,7 @@ from tests.property.leaves_kit import needs_compiled, outcome, plain
 from tests.unit.fetch_kit import START_MS, Log, LogBrokers, Row, Stored, encoded, framed, random_log, random_rows
 
 pytestmark = pytest.mark.spark
-PLAIN = plain(column_decoder)
+PLAIN = plain(record_decoder)
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +260,7 @@ def test_compiled_and_plain_code_make_the_same_of_any_bytes(body: bytes, data: s
         made = outcome(module.decode_columns, *place, edges, numbers, times, lists, kinds, known)
         return made, known, [list(array) for array in (edges, numbers, times, lists, kinds)]
 
-    assert decoded(column_decoder) == decoded(PLAIN)
+    assert decoded(record_decoder) == decoded(PLAIN)
 
 
 def test_a_reading_that_is_given_up_leaves_connections_that_work(brokers: LogBrokers) -> None:

@@ -1,4 +1,4 @@
-"""What a Python worker keeps between tasks: its connections, and what was fetched beyond the end of a range.
+"""A Python worker keeps two things between tasks: its connections, and what was fetched beyond the end of a range.
 
 A connection costs a handshake, on a secured cluster two, so there is one loop for all partitions of a cluster. A record
 batch is fetched as a whole, and the rest of it begins the next range of its partition. One range holds a loop at a

@@ -1,6 +1,6 @@
 """Record batches of Kafka as Arrow columns: the columns of a read.
 
-Nothing is done for each record but what the compiled leaf does (``column_decoder``). Keys and values are taken by Arrow
+Nothing is done for each record but what the compiled leaf does (``record_decoder``). Keys and values are taken by Arrow
 out of the batches as they came, headers are looked at once for each *different* list of headers (a topic has few), and
 what is the same in all rows is repeated and not listed.
 """
@@ -17,8 +17,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from streams.errors import ConfigError
 from streams.kafka.reading.record_batches import headers_of
+from streams.kafka.reading.record_decoder import APPENDED, NO_KEY, NO_VALUE, decode_columns
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
-from streams.spark.reading.column_decoder import APPENDED, NO_KEY, NO_VALUE, decode_columns
 from streams.spark.reading.read_options import ReadOptions
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -62,7 +62,7 @@ class Columns:
     ``clear``.
 
     ``rows`` is their number, ``size`` the bytes of the batches that have them. The arrays have room for more rows; what
-    their numbers mean says ``column_decoder``.
+    their numbers mean says ``record_decoder``.
     """
 
     def __init__(self) -> None:
