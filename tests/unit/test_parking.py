@@ -1,0 +1,402 @@
+"""Parked keys over the simulated broker: order per key, attempts, timers, bounds, operators, moves and deaths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams import (
+    DEAD_LETTER,
+    PARK,
+    ErrorResponse,
+    EventContext,
+    EventSource,
+    EventSourceConfig,
+    Retry,
+    Table,
+    event_type,
+)
+from streams.errors import ConfigError, EventFailure, RegistrationError
+from streams.records import Record
+from streams.settings import ParkingConfig, SchedulerConfig
+from streams.testing import TestDriver
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+@event_type("Add")
+class Add(msgspec.Struct, frozen=True):
+    """Adds a number to its key's list."""
+
+    number: int
+    key: str = "a"
+
+
+@event_type("Remind")
+class Remind(msgspec.Struct, frozen=True):
+    """A timer's event."""
+
+    number: int
+    key: str = "a"
+
+
+class Bank:
+    """A source whose handler fails for ``broken`` numbers, and what its handlers did."""
+
+    def __init__(self, policy: Retry = PARK, **settings: Any) -> None:
+        self.broken: set[int] = set()
+        self.attempts: list[tuple[int, int]] = []
+        self.policy = policy
+        self.settings = settings
+
+    def source(self) -> EventSource[Table[str, tuple[int, ...]]]:
+        config = EventSourceConfig(group_id="bank", topic="adds", num_partitions=1, **self.settings)
+        source = EventSource(config, store=Table.factory(key=str, value=tuple[int, ...]))
+
+        @source.on(on_error=self.policy)
+        def on_add(ctx: EventContext[Table[str, tuple[int, ...]]], event: Add) -> None:
+            self.attempts.append((event.number, ctx.attempt))
+            ctx.store.put(event.key, (*(ctx.store.get(event.key) or ()), event.number))
+            if event.number in self.broken:
+                raise RuntimeError(f"no {event.number}")
+            ctx.forward("out", event, key=event.key)
+            if event.number == 100:
+                ctx.schedule_in(5, Remind(101, event.key), name="t", key=event.key)
+            if event.number == 99:
+                ctx.cancel_timer("t")
+
+        @source.on(on_error=self.policy)
+        def on_remind(ctx: EventContext[Table[str, tuple[int, ...]]], event: Remind) -> None:
+            if event.number in self.broken:
+                raise RuntimeError(f"no {event.number}")
+            ctx.store.put(event.key, (*(ctx.store.get(event.key) or ()), event.number))
+
+        return source
+
+    def driver(self, **options: Any) -> TestDriver[Table[str, tuple[int, ...]]]:
+        return TestDriver(self.source, **options)
+
+
+def add(driver: TestDriver[Any], *numbers: int, key: str = "a") -> None:
+    for number in numbers:
+        driver.send(Add(number, key), key=key, wait=False)
+    driver.settle()
+
+
+def redeploy(driver: TestDriver[Any]) -> None:
+    """Stop the only member in good order, and start it as a new process."""
+    driver.leave()
+    driver.restart()
+    driver.settle()
+
+
+def test_later_events_of_the_key_wait_and_others_go_on() -> None:
+    bank = Bank()
+    bank.broken = {2}
+    with bank.driver() as driver:
+        add(driver, 1, 2, 3)
+        add(driver, 10, key="b")
+        assert dict(driver.store(0).items()) == {"a": (1,), "b": (10,)}
+        (parked,) = driver.parked()
+        assert [record.offset for record in parked.events] == [1, 2]
+        assert (parked.key, parked.attempts, parked.error) == (b"a", 1, "RuntimeError: no 2")
+        assert driver.statistics().partitions[0].parked_events == 2
+        bank.broken = set()
+        driver.advance(40)  # by time
+        driver.settle()
+        assert not driver.parked()
+        assert driver.store(0).get("a") == (1, 2, 3)
+        assert [event.number for event in driver.outputs("out", Add)] == [1, 10, 2, 3]
+        driver.check()
+        assert bank.attempts[-2:] == [(2, 2), (3, 1)]
+
+
+def test_a_head_that_fails_again_waits_longer_and_a_success_resets_the_pace() -> None:
+    bank = Bank(parking=ParkingConfig(first_retry_seconds=10, max_retry_seconds=40))
+    bank.broken = {1, 2}
+    with bank.driver() as driver:
+        add(driver, 1, 2)
+        driver.advance(200)
+        tries = [attempt for number, attempt in bank.attempts if number == 1]
+        assert tries == list(range(1, len(tries) + 1))
+        assert 5 <= len(tries) <= 9
+        bank.broken = {2}
+        driver.retry_parked("a")
+        (parked,) = driver.parked()
+        assert (parked.attempts, len(parked.events)) == (1, 1)
+        assert driver.store(0).get("a") == (1,)
+        driver.check()
+
+
+def test_attempts_go_on_from_the_queue_of_the_key() -> None:
+    bank = Bank(Retry(attempts=3, backoff_seconds=1, jitter=0, waits="key", then=ErrorResponse.DEAD_LETTER))
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1, 2)
+        add(driver, 10, key="b")
+        assert driver.store(0).get("b") == (10,)
+        assert len(driver.parked()[0].events) == 2
+        driver.advance(10)
+        assert not driver.parked()
+        assert [attempt for number, attempt in bank.attempts if number == 1] == [1, 2, 3]
+        (letter,) = driver.dead_letters()
+        assert (letter.value, letter.header("__kes_dlq_attempts")) == (b'{"number":1,"key":"a"}', b"3")
+        assert driver.store(0).get("a") == (2,)
+        driver.check()
+
+
+def test_a_stop_from_the_queue_names_the_command_that_lets_the_head_go() -> None:
+    bank = Bank(Retry(attempts=2, backoff_seconds=1, jitter=0, waits="key"))
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1)
+        with pytest.raises(EventFailure, match="kes parked skip-head"):
+            driver.advance(10)
+
+
+def test_records_that_cannot_be_read_wait_for_a_new_owner() -> None:
+    bank = Bank(decode_policy=PARK)
+    with bank.driver() as driver:
+        driver.send_record(Record("adds", b"{", b"a", [("__grt__", b"Add")], 0))
+        add(driver, 1)
+        driver.advance(1000)
+        (parked,) = driver.parked()
+        assert (parked.attempts, len(parked.events)) == (1, 2)
+        redeploy(driver)
+        (parked,) = driver.parked()
+        assert (parked.attempts, len(parked.events)) == (2, 2)
+        assert driver.skip_head("a", dead_letter=True)
+        driver.settle()
+        assert not driver.parked()
+        assert driver.store(0).get("a") == (1,)
+        (letter,) = driver.dead_letters()
+        assert letter.value == b"{"
+        driver.check()
+
+
+def test_a_deployed_repair_works_off_all_queues() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        for key in "abcdefgh":
+            add(driver, 1, 2, 3, key=key)
+        assert len(driver.parked()) == 8
+        bank.broken = set()
+        redeploy(driver)
+        assert not driver.parked()
+        assert dict(driver.store(0).items()) == dict.fromkeys("abcdefgh", (1, 2, 3))
+        driver.check()
+        assert not [key for key in driver.changelog(0) if b"@park" in key]
+
+
+def test_queues_come_along_with_the_partition() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver(members=2) as driver:
+        add(driver, 1, 2)
+        before = driver.owner(0)
+        driver.leave(before)
+        driver.settle()
+        assert driver.owner(0) != before
+        add(driver, 3)
+        (parked,) = driver.parked()
+        assert len(parked.events) == 3
+        bank.broken = set()
+        driver.retry_parked("a")
+        assert driver.store(0).get("a") == (1, 2, 3)
+        driver.check()
+
+
+def test_a_record_without_key_is_parked_alone() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        for _ in range(3):
+            driver.send(Add(1), partition=0)
+        driver.send(Add(2), partition=0)
+        driver.send(Add(3), key=b"", partition=0)
+        assert [len(parked.events) for parked in driver.parked()] == [1, 1, 1]
+        assert driver.store(0).get("a") == (2, 3)
+        bank.broken = set()
+        driver.advance(60)
+        assert not driver.parked()
+        driver.check()
+
+
+def test_a_timer_of_a_parked_key_takes_its_place_and_can_still_be_cancelled() -> None:
+    bank = Bank()
+    with bank.driver() as driver:
+        add(driver, 100)
+        bank.broken = {99}
+        add(driver, 99)  # it would cancel the timer
+        driver.advance(6)  # the timer is due
+        (parked,) = driver.parked()
+        assert len(parked.events) == 2
+        bank.broken = set()
+        driver.retry_parked("a")
+        assert not driver.parked()
+        assert driver.store(0).get("a") == (100, 99)  # and no 101
+        driver.check()
+
+
+def test_a_timer_of_a_parked_key_fires_behind_the_events_before_it() -> None:
+    bank = Bank()
+    with bank.driver() as driver:
+        add(driver, 100)
+        bank.broken = {1}
+        add(driver, 1)
+        driver.advance(6)
+        add(driver, 2)
+        assert [record.offset for record in driver.parked()[0].events] == [1, -1, 2]
+        redeploy(driver)
+        assert [record.offset for record in driver.parked()[0].events] == [1, -1, 2]
+        bank.broken = set()
+        driver.retry_parked("a")
+        assert driver.store(0).get("a") == (100, 1, 101, 2)
+        driver.check()
+
+
+def test_a_timer_that_fails_is_parked_by_reference() -> None:
+    bank = Bank()
+    with bank.driver() as driver:
+        bank.broken = {101}
+        add(driver, 100)
+        driver.advance(6)
+        add(driver, 1)
+        (parked,) = driver.parked()
+        assert [record.offset for record in parked.events] == [-1, 1]
+        assert driver.statistics().partitions[0].timers == 1
+        bank.broken = set()
+        driver.advance(60)
+        assert driver.store(0).get("a") == (100, 101, 1)
+        assert driver.statistics().partitions[0].timers == 0
+        driver.check()
+
+
+def test_a_timer_that_an_operator_lets_go_does_not_fire() -> None:
+    bank = Bank()
+    with bank.driver() as driver:
+        bank.broken = {101}
+        add(driver, 100)
+        driver.advance(6)
+        add(driver, 1)
+        driver.skip_head("a", dead_letter=True)
+        bank.broken = set()
+        driver.advance(60)
+        assert driver.store(0).get("a") == (100, 1)
+        (letter,) = driver.dead_letters()
+        assert letter.header("__kes_dlq_timer") == b"t"
+        driver.check()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "setting"),
+    [
+        (ParkingConfig(max_keys=2), "max_keys"),
+        (ParkingConfig(max_key_events=2), "max_key_events"),
+        (ParkingConfig(max_bytes=100), "max_bytes"),
+    ],
+)
+def test_at_a_bound_the_partition_waits(bounds: ParkingConfig, setting: str) -> None:
+    bank = Bank(parking=bounds)
+    bank.broken = {1}
+    keys = "abc" if setting == "max_keys" else "aaa"
+    with bank.driver() as driver:
+        for key in keys:
+            driver.send(Add(1, key), key=key, wait=False)
+        driver.send(Add(5, "z"), key="z", wait=False)
+        driver.advance(1)
+        assert driver.statistics().partitions[0].parking_full == setting
+        assert driver.store(0).get("z") is None
+        bank.broken = set()
+        driver.advance(200)
+        driver.settle()
+        assert not driver.parked()
+        assert driver.store(0).get("z") == (5,)
+        assert driver.statistics().partitions[0].parking_full == ""
+        driver.check()
+
+
+def test_at_a_bound_the_source_may_stop() -> None:
+    bank = Bank(parking=ParkingConfig(max_keys=1, when_full="stop"))
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1)
+        with pytest.raises(EventFailure, match=r"max_keys is reached"):
+            add(driver, 1, key="b")
+
+
+def test_handlers_can_ask_for_parked_keys() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1)
+        asked = driver.interject(0, lambda ctx: [ctx.is_parked("a"), ctx.is_parked(b"b")])
+        assert asked == [True, False]
+
+
+def test_a_large_event_is_kept_whole() -> None:
+    bank = Bank(decode_policy=PARK)
+    value = bytes(range(256)) * 3000  # 768,000 bytes
+    with bank.driver() as driver:
+        driver.send_record(Record("adds", value, b"k" * 1000, [("other", None), ("other", b"\xff")], 0))
+        redeploy(driver)
+        (parked,) = driver.parked()
+        (record,) = parked.events
+        assert (record.value, record.key) == (value, b"k" * 1000)
+        assert record.headers == (("other", None), ("other", b"\xff"))
+        assert driver.skip_head(b"k" * 1000, dead_letter=True)
+        assert driver.dead_letters()[0].value == value
+        driver.check()
+
+
+def test_an_operators_request_that_comes_twice_does_nothing_the_second_time() -> None:
+    from streams.runtime.partition.parking_acts import act
+
+    bank = Bank()
+    bank.broken = {1, 2}
+    with bank.driver() as driver:
+        add(driver, 1, 2, 3)
+        (parked,) = driver.parked()
+        answers = [
+            driver.interject(0, lambda ctx: [act(ctx, "skip-head", parked.seen, as_letters=False)]) for _ in range(2)
+        ]
+        assert answers == [[True], [False]]
+        assert len(driver.parked()[0].events) == 2
+        assert driver.drop_parked("a")
+        assert not driver.drop_parked("a")
+        assert driver.store(0).get("a") is None
+        driver.check()
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 4}, {"batch": True}])
+def test_work_that_is_not_called_in_its_turn_is_refused_by_name(options: dict[str, Any]) -> None:
+    source = EventSource(EventSourceConfig(group_id="g", topic="adds", num_partitions=1, error_policy=PARK))
+    source.register_event_type(Add, lambda ctx, event: None, **options)
+    with pytest.raises(RegistrationError, match="a policy parks keys"):
+        TestDriver(source)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Retry\.waits"):
+        Retry(waits="event")  # type: ignore[arg-type]
+    for wrong in ({"max_keys": 0}, {"max_bytes": 1.5}, {"when_full": "x"}, {"first_retry_seconds": 9000}):
+        with pytest.raises(ConfigError, match="ParkingConfig"):
+            ParkingConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="waits='key'"):
+        SchedulerConfig(retry=Retry(waits="key"))
+
+
+def test_the_release_without_park_meets_its_own_policy_with_the_head() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1, 2)
+        bank.policy = DEAD_LETTER
+        redeploy(driver)
+        assert not driver.parked()
+        assert len(driver.dead_letters()) == 1
+        assert driver.store(0).get("a") == (2,)
+        driver.check()
