@@ -73,7 +73,7 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
         """Return the name of the queue that it belongs into. Without a key it has one of its own."""
         if self.key is not None:
             return queue_name(self.key)
-        place = f"{self.topic}@{self.timestamp_ms if self.is_timer else self.offset}"
+        place = f"timer {self.topic}@{self.timestamp_ms}" if self.is_timer else f"{self.topic}@{self.offset}"
         return PREFIX + hashlib.blake2b(place.encode(), digest_size=16, person=b"null").hexdigest()
 
 

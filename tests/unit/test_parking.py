@@ -374,7 +374,11 @@ def test_an_operators_request_that_comes_twice_does_nothing_the_second_time() ->
 @pytest.mark.parametrize("options", [{"concurrency": 4}, {"batch": True}])
 def test_work_that_is_not_called_in_its_turn_is_refused_by_name(options: dict[str, Any]) -> None:
     source = EventSource(EventSourceConfig(group_id="g", topic="adds", num_partitions=1, error_policy=PARK))
-    source.register_event_type(Add, lambda ctx, event: None, **options)
+
+    async def on_add(ctx: EventContext[None], event: Add) -> None: ...
+
+    handler: Any = (lambda ctx, events: None) if "batch" in options else on_add
+    source.register_event_type(Add, handler, **options)
     with pytest.raises(RegistrationError, match="a policy parks keys"):
         TestDriver(source)
 
@@ -386,7 +390,7 @@ def test_wrong_settings_are_refused() -> None:
         with pytest.raises(ConfigError, match="ParkingConfig"):
             ParkingConfig(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="waits='key'"):
-        SchedulerConfig(retry=Retry(waits="key"))
+        SchedulerConfig(concurrency=1, retry=Retry(waits="key"))
 
 
 def test_the_release_without_park_meets_its_own_policy_with_the_head() -> None:
