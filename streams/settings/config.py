@@ -144,9 +144,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         for name in ("client_settings", "source_client_settings"):
             check_type((Mapping,), name, getattr(self, name), "a dictionary")
         for name in ("decode_policy", "error_policy"):
-            check_type(
-                (Retry,), name, getattr(self, name), "a Retry: STOP, SKIP, DEAD_LETTER, PARK or your own"
-            )
+            check_type((Retry,), name, getattr(self, name), "a Retry: STOP, SKIP, DEAD_LETTER, PARK or your own")
         if not is_number(self.max_time_jump_seconds) or not 0 <= self.max_time_jump_seconds < 1e12:
             raise ConfigError(
                 f"max_time_jump_seconds is {self.max_time_jump_seconds!r}; give seconds, or 0 for no bound"

@@ -17,8 +17,8 @@ from streams.testing.driven_visits import DrivenVisits
 
 
 class ParkedKey(msgspec.Struct, frozen=True):
-    """A parked key: its ``events`` in order (a timer without value), the ``attempts`` that the first one has failed, and
-    the last ``error``. ``seen``: for acts."""
+    """A parked key: its ``events`` in order (a timer without value), the ``attempts`` at the first one that have failed,
+    and the last ``error``. ``seen``: for acts."""
 
     partition: int
     key: bytes | None
@@ -51,8 +51,8 @@ class DrivenParking(DrivenVisits):
         return self._act("retry", key, as_letters=False)
 
     def skip_head(self, key: str | bytes, *, dead_letter: bool = False) -> bool:
-        """Let the first event of a parked key go, as a dead letter if it is to be kept; the rest goes on. ``False``: the
-        key is not parked (any more)."""
+        """Let the first event of a parked key go, as a dead letter if it is to be kept; the rest goes on. ``False``:
+        the key is not parked (any more)."""
         return self._act("skip-head", key, as_letters=dead_letter)
 
     def drop_parked(self, key: str | bytes, *, dead_letter: bool = False) -> bool:

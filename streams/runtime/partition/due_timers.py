@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import asyncio
 from typing import Any, Final
 
 from streams.core.parking import QueueRecord

@@ -201,7 +201,7 @@ class PartitionWorker(Partition):
             any(inbox.paused for inbox in self.inboxes),
             self.events_ahead,
             len(self.timers),
-            self.timers.next_due_ms,
+            self.timers.next_due_ms if len(self.timers) else None,
             ends[0] if ends else -1,
             () if self.inputs is None else self.inputs.statistics(self.engine.now(), ends),
             self.visits(),
