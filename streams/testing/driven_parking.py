@@ -17,8 +17,8 @@ from streams.testing.driven_visits import DrivenVisits
 
 
 class ParkedKey(msgspec.Struct, frozen=True):
-    """A parked key: its ``events`` in order (a timer without value), the ``attempts`` at the first one that have failed,
-    and the last ``error``. ``seen``: for acts."""
+    """A parked key: its ``events`` in order (a timer without value), how many ``attempts`` at the first one have
+    failed, and the last ``error``. ``seen``: for acts."""
 
     partition: int
     key: bytes | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from streams import (
     event_type,
 )
 from streams.errors import ConfigError, EventFailure, RegistrationError
-from streams.records import Record
+from streams.records import Change, Record
 from streams.settings import ParkingConfig, SchedulerConfig
 from streams.testing import TestDriver
 
@@ -403,4 +404,147 @@ def test_the_release_without_park_meets_its_own_policy_with_the_head() -> None:
         assert not driver.parked()
         assert len(driver.dead_letters()) == 1
         assert driver.store(0).get("a") == (2,)
+        driver.check()
+
+
+def test_an_event_that_ends_its_process_is_not_tried_at_once_by_the_next() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1, 2)
+        trap = driver.at("handler.before", driver.crash, times=9)  # each attempt ends the process
+        driver.advance(40)
+        assert (trap.sprung, driver.members) == (1, [])
+        for deaths in (2, 3):
+            driver.restart()
+            driver.advance(10)
+            assert trap.sprung == deaths - 1  # the note of the one before: it waits its pause
+            driver.advance(200)
+            assert (trap.sprung, driver.members) == (deaths, [])
+
+
+def test_what_a_broker_refuses_of_a_head_is_the_heads_failure() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        broker: Any = driver._world.broker
+        broker.refuses = lambda topic, entry: topic == "out" and entry.value == b'{"number":1,"key":"a"}'
+        add(driver, 1, 2)
+        bank.broken = set()
+        driver.retry_parked("a")
+        driver.advance(1)  # the partition starts again
+        (parked,) = driver.parked()
+        assert (parked.attempts, len(parked.events)) == (2, 2)
+        assert "out[0]" in parked.error
+        assert parked.next_retry_ms > 10**14  # the bytes do not change
+        assert driver.store(0).get("a") is None
+        add(driver, 5, key="b")
+        assert driver.store(0).get("b") == (5,)
+        broker.refuses = lambda topic, entry: False
+        redeploy(driver)
+        assert driver.store(0).get("a") == (1, 2)
+        driver.check()
+
+
+def test_an_event_whose_output_is_refused_is_parked() -> None:
+    bank = Bank()
+    with bank.driver() as driver:
+        broker: Any = driver._world.broker
+        broker.refuses = lambda topic, entry: topic == "out" and entry.value == b'{"number":2,"key":"a"}'
+        add(driver, 1, 2, 3)
+        (parked,) = driver.parked()
+        assert [record.offset for record in parked.events] == [1, 2]
+        assert driver.store(0).get("a") == (1,)
+        driver.check()
+
+
+def test_a_changelog_that_refuses_a_queue_stops_the_source_by_name() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        broker: Any = driver._world.broker
+        broker.refuses = lambda topic, entry: "changelog" in topic and b"@park" in (entry.key or b"")
+        with pytest.raises(EventFailure, match=r"adds\[0\]@0: the changelog does not take the event"):
+            add(driver, 1)
+
+
+class Plain:
+    """A store that cannot undo."""
+
+    def __init__(self, topic_partition: Any) -> None:
+        self.entries: dict[bytes, bytes] = {}
+
+    def receive_change(self, change: Change) -> None:
+        self.entries[change.key] = change.value or b""
+
+    def revoked(self) -> None: ...
+
+
+def test_a_store_that_cannot_undo_is_restored_before_the_key_is_parked_and_after_each_attempt() -> None:
+    broken = {1}
+    attempts: list[tuple[int, int]] = []
+
+    def made() -> EventSource[Plain]:
+        config = EventSourceConfig(group_id="bank", topic="adds", num_partitions=1, error_policy=PARK)
+        source = EventSource(config, store=Plain)
+
+        @source.on
+        def on_add(ctx: EventContext[Plain], event: Add) -> None:
+            attempts.append((event.number, ctx.attempt))
+            key, value = event.key.encode(), b"%d" % event.number
+            ctx.store.entries[key] = value
+            ctx.record_change(Change(key, value))
+            if event.number in broken:
+                raise RuntimeError("no")
+
+        return source
+
+    with TestDriver(made) as driver:
+        add(driver, 5)
+        add(driver, 1, 2)
+        add(driver, 7, key="b")
+        assert driver.store(0).entries == {b"a": b"5", b"b": b"7"}
+        driver.advance(40)
+        driver.settle()
+        assert driver.parked()[0].attempts == 2
+        assert driver.store(0).entries == {b"a": b"5", b"b": b"7"}
+        broken.clear()
+        driver.advance(80)
+        assert not driver.parked()
+        assert driver.store(0).entries == {b"a": b"2", b"b": b"7"}
+        assert [attempt for number, attempt in attempts if number == 1] == [1, 2, 3]
+        driver.check()
+
+
+async def sleepy() -> None:
+    await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_async_and_blocking_handlers_are_parked_too(blocking: bool) -> None:
+    broken = {1}
+
+    def made() -> EventSource[Table[str, tuple[int, ...]]]:
+        config = EventSourceConfig(group_id="bank", topic="adds", num_partitions=1, error_policy=PARK)
+        source = EventSource(config, store=Table.factory(key=str, value=tuple[int, ...]))
+
+        def handle(ctx: EventContext[Table[str, tuple[int, ...]]], event: Add) -> None:
+            ctx.store.put(event.key, (*(ctx.store.get(event.key) or ()), event.number))
+            if event.number in broken:
+                raise RuntimeError("no")
+
+        async def on_add(ctx: EventContext[Table[str, tuple[int, ...]]], event: Add) -> None:
+            await sleepy()
+            handle(ctx, event)
+
+        source.register_event_type(Add, handle if blocking else on_add, blocking=blocking)
+        return source
+
+    with TestDriver(made) as driver:
+        add(driver, 1, 2)
+        add(driver, 3, key="b")
+        assert dict(driver.store(0).items()) == {"b": (3,)}
+        broken.clear()
+        driver.advance(60)
+        assert dict(driver.store(0).items()) == {"a": (1, 2), "b": (3,)}
         driver.check()

@@ -8,7 +8,7 @@ first: an event that ends its process is not tried at once by one member after t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -98,11 +98,14 @@ class ParkedHeads:
         if error is None:
             assert route is not None
             handler = route.handler
+
+            def handle(ctx: EventContext[Any]) -> Any:
+                answer = handler(ctx, event)
+                return _ended(ctx, answer) if isinstance(answer, Awaitable) else _named(ctx, answer)
+
             while True:
                 ctx = self._context(queue, record, timer, attempts)
-                error = await execution.run(
-                    ctx, lambda ctx: handler(ctx, event), partition.watermark, blocking=route.is_blocking
-                )
+                error = await execution.run(ctx, handle, partition.watermark, blocking=route.is_blocking)
                 if not isinstance(error, WindowFailed):
                     break
                 if not await execution.window_failed(error):
@@ -189,3 +192,14 @@ class ParkedHeads:
                 f"--queue {queue.name.removeprefix(parking.PREFIX)}"
             ) from failure.error
         _log.warning("%s; %s", text, outcome)
+
+
+async def _ended(ctx: EventContext[Any], answer: Awaitable[Any]) -> Any:
+    return _named(ctx, await answer)
+
+
+def _named(ctx: EventContext[Any], answer: Any) -> Any:
+    """Give what a head has sent its own origin: ``forward`` takes that of the record."""
+    for output in ctx._outputs:
+        output.origin = ctx._origin
+    return answer
