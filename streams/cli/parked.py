@@ -20,7 +20,8 @@ from streams.cli.skip import position_of, slot_of
 from streams.cli.state_files import rows_table
 from streams.cli.state_sources import state_of
 from streams.cli.state_writing import Changes, StoppedPartition, Yes, stopped_source
-from streams.core.parking import NEVER_MS, PREFIX, Action, BrokenQueue, ParkedKeys, Queue, Seen, acted, queue_name
+from streams.core.parking import NEVER_MS, PREFIX, BrokenQueue, ParkedKeys, Queue, queue_name
+from streams.core.parking_rules import Action, Seen, acted
 from streams.core.timers import Timer
 from streams.errors import OffsetError, StoreError
 from streams.kafka.questions.group_checks import GroupChecks

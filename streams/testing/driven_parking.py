@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from streams.core.parking import Action, Queue, Seen, queue_name
+from streams.core.parking import Queue, queue_name
+from streams.core.parking_rules import Action, Seen
 from streams.errors import ConfigError
 from streams.records import IncomingRecord
 from streams.runtime.partition.event_context import EventContext

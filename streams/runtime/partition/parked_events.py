@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streams.core.parking import (
-    LONGEST_PIECE,
-    PREFIX,
-    Queue,
-    Queued,
-    encoded_size,
-    next_due_ms,
-    queued_record,
-)
+from streams.core.parking import LONGEST_PIECE, PREFIX, Queue, Queued, encoded_size, queued_record
+from streams.core.parking_rules import next_due_ms
 from streams.core.policy import Failure
 from streams.core.router import Route
 from streams.core.timers import Timer

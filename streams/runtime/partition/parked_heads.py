@@ -16,6 +16,7 @@ import msgspec
 from streams.core import parking
 from streams.core.origin import INTERJECTION, Origin
 from streams.core.parking import Queue, QueueRecord
+from streams.core.parking_rules import next_due_ms
 from streams.core.policy import Decision, Failure, apply_error_policy
 from streams.core.router import Route
 from streams.core.timers import Timer
@@ -153,7 +154,7 @@ class ParkedHeads:
             if decision is Decision.RETRY:
                 due_ms = now_ms + round(1000 * policy.pause_seconds(attempts, host.rng))
             else:
-                due_ms = parking.next_due_ms(error, attempts, policy, config, now_ms, host.rng)
+                due_ms = next_due_ms(error, attempts, policy, config, now_ms, host.rng)
             handler = "" if route is None else route.handler_name
             await execution.change(queue.failed(host.writer, attempts, due_ms, describe(error), handler, now_ms))
             return

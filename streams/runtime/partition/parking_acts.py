@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from streams.core.parking import Action, Queued, Seen, acted
+from streams.core.parking import Queued
+from streams.core.parking_rules import Action, Seen, acted
 from streams.core.timers import Timer
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter

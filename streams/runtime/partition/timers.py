@@ -13,6 +13,7 @@ from typing import Protocol
 
 from streams.core import parking
 from streams.core.origin import Origin
+from streams.core.parking_rules import found_by
 from streams.core.router import Router
 from streams.core.timers import Timer, Timers
 from streams.core.visits import TIMER_PREFIX as VISIT_PREFIX
@@ -81,7 +82,7 @@ class PartitionTimers:
                 self._keep_from_firing(queued)
         host = self._host
         # In memory only: what it stands for is in the changelog already.
-        self._apply(parking.found_by(queues, host.writer, host.wall_ms(), host.config.parking, host.rng))
+        self._apply(found_by(queues, host.writer, host.wall_ms(), host.config.parking, host.rng))
 
     def contents(self) -> dict[str, Timer]:
         """Return all of them, by name, and the states of visits; without parked keys."""

@@ -28,12 +28,7 @@ from streams.runtime.partition.batch_handlers import split_batch
 from streams.runtime.partition.delivery import DeliveredRecords
 from streams.runtime.partition.due_timers import DueTimers
 from streams.runtime.partition.execution import Execution
-from streams.runtime.partition.failures import (
-    RestartNeeded,
-    describe,
-    reason_of,
-    trace_of,
-)
+from streams.runtime.partition.failures import RestartNeeded, describe, reason_of, trace_of
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
 from streams.runtime.partition.inbox import Inbox
@@ -341,7 +336,7 @@ class PartitionWorker(Partition):
             if self.engine.router.runs_ahead:
                 await self._wake.wait()
             elif (failed := await self.delivery.wait()) is not None:
-                await self._one(*failed)
+                await self._singles.one(*failed)
                 if not self.is_closing:
                     self.inbox.handled(1)
             return
