@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from streams import PARK, ErrorResponse, EventContext, EventSource, EventSourceConfig, Retry, Table, event_type
 from streams.core.origin import is_event, is_timer, is_visit
-from streams.core.parking import BrokenQueue, ParkedKeys, Queued, queued_record
+from streams.core.parking import BrokenQueue, ParkedKeys, Queued, is_piece, queued_record
 from streams.core.timers import Timer
 from streams.errors import MembershipLost, NotOwned
 from streams.records import IncomingRecord
@@ -221,6 +221,7 @@ def test_queues_are_lists(steps: list[tuple[str, str]], most: int) -> None:
 
     def apply(changes: dict[str, Timer | None]) -> None:
         parked.apply(changes)
+        assert all(len(timer.value) <= most for name, timer in changes.items() if timer is not None and is_piece(name))
         for name, timer in changes.items():
             if timer is None:
                 records.pop(timer_key(name), None)
