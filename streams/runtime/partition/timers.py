@@ -80,6 +80,8 @@ class PartitionTimers:
         for queue in queues:
             for queued in queue.events.values():
                 self._keep_from_firing(queued)
+        if not queues:
+            return
         host = self._host
         # In memory only: what it stands for is in the changelog already.
         self._apply(found_by(queues, host.writer, host.wall_ms(), host.config.parking, host.rng))
