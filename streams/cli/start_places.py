@@ -13,8 +13,8 @@ from streams.settings.config import EventSourceConfig
 
 
 class StartRequest(NamedTuple):
-    """Places as they are requested. ``group``: whose offsets are taken; ``takes_over``: it must be at rest. ``missing``: the
-    place of partitions in which it has no offset."""
+    """Places as they are requested. ``group``: whose offsets are taken; ``takes_over``: it must be at rest.
+    ``missing``: the place of partitions in which it has no offset."""
 
     places: Places
     group: str
