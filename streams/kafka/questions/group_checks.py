@@ -251,4 +251,4 @@ def _named(member: MemberView) -> str:
 
 
 def _is_alive(group_id: str, names: str) -> OffsetError:
-    return OffsetError(f"group {group_id} is alive ({names}): stop all of its members first")
+    return OffsetError(f"group {group_id} is alive ({names}): stop all members first")
