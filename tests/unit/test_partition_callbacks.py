@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import anyio
 import pytest
 
 from streams import EventContext, EventSource
@@ -14,6 +12,7 @@ from streams.errors import RegistrationError
 from streams.metrics import CallbackFailed, Measurement
 from streams.records import PartitionChange
 from streams.testing import TestDriver
+from streams.testing.simulation.virtual_time import elapse
 from tests.unit.driver_kit import build, totals
 from tests.vocabulary import Added, Totals
 
@@ -36,7 +35,7 @@ def noting(kind: str = "plain", **settings: Any) -> tuple[Callable[[], EventSour
                 own.append((moment, change.partition, change.reason))
 
             async def later(source: EventSource[Any], change: PartitionChange, moment: str = moment) -> None:
-                await anyio.sleep(0.01)
+                await elapse(0.01)
                 note(source, change, moment)
 
             getattr(made, moment)(later if kind == "async" else note)
@@ -127,7 +126,7 @@ def test_a_last_interjection_is_committed_before_the_partition_goes() -> None:
 
 
 async def for_hours(source: object, change: PartitionChange) -> None:
-    await anyio.sleep(3_600)
+    await elapse(3_600)
 
 
 async def interjects_without_end(source: EventSource[Totals], change: PartitionChange) -> None:
@@ -186,7 +185,7 @@ async def test_a_stop_waits_for_the_last_of_them() -> None:
 
     @source.on_revoked
     async def slowly(_: object, change: PartitionChange) -> None:
-        await asyncio.sleep(1.0)
+        await elapse(1.0)
         ended.append(change.partition)
 
     with TestDriver(source) as driver:
