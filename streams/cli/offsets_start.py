@@ -65,6 +65,14 @@ def start(
         str,
         typer.Option("--missing", metavar="PLACE", help="Place of partitions in which the group has no offset."),
     ] = "",
+    remove_member: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--remove-member",
+            metavar="NAME",
+            help="With --from-group: take out this static member, which was stopped. Repeatable.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the places without writing them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     bootstrap_servers: Servers = "",
@@ -85,6 +93,8 @@ def start(
         found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
     ).resolved()
     inputs = [one.name for one in found.topology.topics if one.purpose == INPUT and one.name != config.topic]
+    if remove_member and not from_group:
+        raise typer.BadParameter("--remove-member needs --from-group", param_hint="--remove-member")
     wanted = request_of(config, inputs, at or [], like_group, from_group, missing)
     with (
         admin_of(config.bootstrap_servers, config, timeout) as admin,
@@ -101,6 +111,8 @@ def start(
             shown = _Told(places, group)
             _answer(config, wanted, shown, json, written=False, timestamps=command.timestamps(), dry_run=True)
             return
+        if remove_member:
+            checks.remove_static(from_group, remove_member)
         with slot_of(config, "kes-start", timeout) as slot:
             group, places = command.look()
             if not yes:

@@ -192,3 +192,20 @@ async def test_a_time_is_that_of_the_records(lab: Lab, kes: Kes) -> None:
     assert sorted(name for name, _ in await lab.totals()) == list("cd")
     began = [decode_begin(record) for record in await lab.records(lab.changelog) if record.key == BEGIN_KEY]
     assert [one.at for one in began] == [{lab.topic: 2}, {lab.topic: 0}]
+
+
+@pytest.mark.nightly
+async def test_a_static_member_that_was_stopped_is_taken_out_by_its_name(lab: Lab, kes: Kes) -> None:
+    """Its session has half an hour left."""
+    await lab.create()
+    await lab.add(*NAMES)
+    source, words = lab.telling(), ("offsets", "start", "--from-group", lab.group, "--yes")
+    with plain(lab, lab.group, **{"group.instance.id": "s-1", "session.timeout.ms": 1_800_000}) as consumer:
+        await asyncio.to_thread(handle, lab, consumer, 6, 0)
+    code, _, err = await asyncio.to_thread(kes, source, *words)
+    assert (code, "static member 's-1', client id 'by-hand'" in " ".join(err.split())) == (1, True), err
+    code, answer, err = await asyncio.to_thread(kes, source, *words, "--remove-member", "s-1")
+    assert (code, answer and answer["written"]) == (0, True), err
+    async with Running(source) as running:
+        await running.until_handled(10, 0)
+    assert sorted(name for name, _ in await lab.totals()) == list("ghij")

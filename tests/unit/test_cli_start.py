@@ -73,6 +73,10 @@ class World:
     def refuse_if_alive(self) -> GroupView:
         return self.resting("demo")
 
+    def remove_static(self, group: str, names: list[str]) -> None:
+        self.step(f"remove {', '.join(names)} from {group}")
+        self.members[group] = tuple(one for one in self.members[group] if one.instance not in names)
+
     def committed(self, partitions: list[int], topic: str) -> dict[int, int | None]:
         return self.committed_by("demo", topic)
 
@@ -238,8 +242,15 @@ def test_members_that_live_are_named(world: World, start: Kes) -> None:
     said = start("--from-group", OLD, "--yes", code=1).words
     assert "group old is alive (client id 'by-hand', host 10.0.0.7, topics flights; static member 's-1'" in said
     assert "it goes when its session ends" in said
+    world.offsets[OLD, "more"] = {0: 1, 1: 1}
+    said = start("--from-group", OLD, "--remove-member", "s-1", "--yes", code=1).words
+    assert "(client id 'by-hand', host 10.0.0.7, topics flights): stop" in said, "it is no static one"
+    world.members[OLD] = (STATIC,)
+    assert start("--from-group", OLD, "--remove-member", "s-1", "--dry-run", code=1).err, "a dry run removes none"
     assert "there is no group nobody" in start("--from-group", "nobody", "--yes", code=1).words
     assert world.written == []
+    assert start("--from-group", OLD, "--remove-member", "s-1", "--yes", "--json").data["written"]
+    assert "--remove-member needs --from-group" in start("--at", "latest", "--remove-member", "s-1", code=2).words
 
 
 def committed(world: World, group: str, offset: int) -> Event:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Self
 
 from streams.errors import OffsetError, Stopped, TopicError
@@ -103,6 +103,14 @@ class GroupChecks:
         if group.state not in _AT_REST or group.members:
             raise _is_alive(group_id, "; ".join(map(_named, group.members[:5])) or group.state)
         return group
+
+    def remove_static(self, group_id: str, names: Collection[str]) -> None:
+        """Take static members out of a group, by their names: those that were stopped would stay for the rest of their
+        session. Names that it does not have are passed over."""
+        for member in self.described(group_id).members:
+            if member.static and member.instance in names:
+                asked = WireTakeOver(self._client, group_id, "")
+                asked.remove_member(member.member_id, member.instance, self._deadline())
 
     def refuse_unless_at_rest(self) -> None:
         """Raises ``OffsetError`` when the group has members, or committed offsets. What departed members left open is
@@ -246,7 +254,7 @@ def _named(member: MemberView) -> str:
         return member.instance
     text = f"client id {member.client_id!r}, host {member.host}"
     if member.static:
-        text = f"static member {member.instance!r}, {text}; if it is stopped, it goes when its session ends"
+        text = f"static member {member.instance!r}, {text}; if it was stopped, it goes when its session ends"
     return f"{text}, topics {', '.join(member.topics)}" if member.topics else text
 
 
