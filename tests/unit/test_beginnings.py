@@ -194,3 +194,22 @@ def test_a_begin_record_of_a_newer_version_is_refused_and_a_foreign_one_too() ->
     for value in (msgspec.json.encode(newer), b"{}", b"x" * (1 << 20), None):
         with pytest.raises(OffsetError, match=r"log\[3\]@7: the begin record cannot be read"):
             decode_begin(IncomingRecord("log", 3, 7, BEGIN_KEY, value, None))
+
+
+@pytest.mark.parametrize("start_at", ["0@2", shown_place(int(START_TIME) * 1000 + 1)])
+@pytest.mark.parametrize("point", ["activated", "flush.before", "commit.before", "commit.after"])
+def test_who_dies_while_it_begins_has_begun_or_has_not(point: Any, start_at: str) -> None:
+    """The next one decides anew, or finds it decided: at the same place, and each record counts once."""
+    with TestDriver(build(start_at=start_at), start=False) as driver:
+        send(driver, "a", "b")
+        driver._run(_pass(1.0))
+        send(driver, "c", "d")
+        trap = driver.at(point, driver.crash)
+        driver.start()
+        assert trap.sprung
+        send(driver, "e")
+        driver.restart()
+        driver.settle()
+        assert sorted(total.name for total in driver.outputs(OUT, Total)) == ["c", "d", "e"]
+        assert [began.at for began in said_to_begin(driver)] == [{"added": 2}]
+        driver.check()
