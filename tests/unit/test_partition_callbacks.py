@@ -13,7 +13,7 @@ from streams.metrics import CallbackFailed, Measurement
 from streams.records import PartitionChange
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.driver_kit import build, totals
+from tests.unit.driver_kit import Slow, build, totals
 from tests.vocabulary import Added, Totals
 
 MOMENTS = ("on_assigned", "on_activated", "on_will_revoke", "on_revoked")
@@ -178,6 +178,21 @@ def test_none_of_them_holds_up_a_partition(
     assert f": {moment}: {name} " in caplog.text
 
 
+def test_function_and_running_event_share_the_time_of_a_drain() -> None:
+    source = build(1, drain_timeout_seconds=8.0)
+
+    @source.on_will_revoke
+    async def slowly(_: object, change: PartitionChange) -> None:
+        await elapse(3.0)
+
+    with TestDriver(source) as driver:
+        driver.send(Slow("a", 100.0), wait=False)
+        driver.advance(1.0)
+        before = driver.now
+        driver.leave()
+        assert 8.0 <= driver.now - before < 9.0
+
+
 async def test_a_stop_waits_for_the_last_of_them() -> None:
     """Also for async ones, which have begun when the partitions are gone."""
     ended: list[int] = []
@@ -198,7 +213,7 @@ def test_what_cannot_be_a_function_of_a_partition_is_refused() -> None:
     with pytest.raises(RegistrationError, match="the function of on_assigned is 7, which cannot be called"):
         source.on_assigned(7)  # type: ignore[type-var]
     with pytest.raises(RegistrationError, match=r"on_revoked is .*; it is called with \(source, change\)"):
-        source.on_revoked(lambda change: None)  # type: ignore[misc, arg-type]
+        source.on_revoked(lambda change: None)  # type: ignore[type-var]
     source._declared.router.freeze()
     with pytest.raises(RegistrationError, match="the function of on_activated comes too late"):
         source.on_activated(for_hours)

@@ -66,12 +66,14 @@ class PartitionCallbacks:
         self._of_settings(self._member.config.on_partition_activated, worker.partition)
         self._report("on_activated", worker, reason)
 
-    async def will_revoke(self, worker: PartitionWorker, reason: str) -> None:
-        """Call ``on_will_revoke``, once, if the partition works, and wait for that."""
-        functions = self._functions.get("on_will_revoke")
+    async def will_revoke(self, worker: PartitionWorker, reason: str) -> float:
+        """Call ``on_will_revoke``, once, if the partition works, and wait for that. Returns the seconds that it took:
+        they count as those of the drain."""
+        functions, began = self._functions.get("on_will_revoke"), self._member.now()
         if functions and worker.state is PartitionState.ACTIVE:
             change = PartitionChange(worker.partition, worker.epoch, reason)
             await self._call("on_will_revoke", change, [(one, None) for one in functions])
+        return self._member.now() - began
 
     def revoked(self, worker: PartitionWorker, reason: str) -> None:
         """Call ``on_revoked``."""

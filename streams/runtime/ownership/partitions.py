@@ -236,7 +236,7 @@ class Partitions:
     async def give_up(self, worker: PartitionWorker) -> None:
         """Run the barrier: let the running event end, commit what is complete, free the store."""
         reason = "revoked" if self._member.accepting else "stopped"
-        await self._callbacks.will_revoke(worker, reason)
+        spent = await self._callbacks.will_revoke(worker, reason)
         while worker.replaced_by is not None:  # by a restart
             worker = worker.replaced_by
         if worker.state is _S.DRAINING:
@@ -248,7 +248,7 @@ class Partitions:
         restoring = worker.state is _S.RESTORING
         self._close_intake(worker, _S.DRAINING)
         if not restoring:
-            await self._finish(worker)
+            await self._finish(worker, spent)
             # This comes before the answer to the group: the next owner reads the changelog then, and misses what
             # commits later.
             await self._member.pool.wait_settled(worker.partition)
@@ -262,11 +262,11 @@ class Partitions:
         """Hand an active partition over: the last transaction here carries the marker. ``False``: it was not handed
         over (an event of it was refused, it was lost, or taken away meanwhile). Otherwise no work is done for this
         partition any more, and its store is left with ``worker``."""
-        await self._callbacks.will_revoke(worker, "moved")
+        spent = await self._callbacks.will_revoke(worker, "moved")
         if worker.state is not _S.ACTIVE:  # anything may have happened meanwhile
             return False
         self._close_intake(worker, _S.RELEASING)
-        await self._finish(worker)
+        await self._finish(worker, spent)
         if not _is_releasing(worker):
             return False
         # The marker comes only now: the receiver starts behind it. An event that is admitted later would be handled on
@@ -318,10 +318,10 @@ class Partitions:
                 port.remove([worker.partition])
         self.changed.notify()
 
-    async def _finish(self, worker: PartitionWorker) -> None:
+    async def _finish(self, worker: PartitionWorker, spent: float) -> None:
         """Wait for the running event, and for the proofs of interjections that looked; cancel the event when it takes
-        too long."""
-        with anyio.move_on_after(self._member.config.timeouts.drain_timeout_seconds):
+        too long. ``spent``: of its time."""
+        with anyio.move_on_after(self._member.config.timeouts.drain_timeout_seconds - spent):
             await worker.finished.wait()
         if not worker.finished.is_set():
             _log.warning("%s: the running event is cancelled, it took too long", worker.topic_partition)
