@@ -68,9 +68,14 @@ command(
     "--at",
     "earliest",
     "--yes",
-    rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-start"],
+    rights=[
+        "Read topic SOURCE",
+        "Read group GROUP",
+        "Write topic CHANGELOG",
+        "Write transactional-id CHANGELOG.kes-start",
+    ],
     prepare=all_topics,
-    name="`kes offsets start`, its changelog made before",
+    name="`kes offsets start`, its changelog made before, and empty",
 )
 command("offsets", "accept", "--yes", rights=POSITION, prepare=is_ahead)
 command(
