@@ -49,13 +49,16 @@ class PartitionCallbacks:
         self._warned: dict[int, int] = {}  # partition -> epoch that was warned of its revoke
         self._ended = Broadcast()
 
-    async def assigned(self, workers: Sequence[PartitionWorker]) -> None:
-        """Call ``on_assigned`` for partitions that are about to be restored, and wait for that."""
+    async def assigned(
+        self, workers: Sequence[PartitionWorker], restore: Callable[[Sequence[PartitionWorker]], Awaitable[None]]
+    ) -> None:
+        """Call ``on_assigned`` for partitions that are about to be restored, wait for that, then restore them."""
         if functions := self._functions.get("on_assigned"):
             async with anyio.create_task_group() as calls:
                 for worker in workers:
                     change = PartitionChange(worker.partition, worker.epoch, "assigned")
                     calls.start_soon(self._call, "on_assigned", change, [(one, None) for one in functions])
+        await restore(workers)
 
     def moved_here(self, worker: PartitionWorker) -> None:
         """Call ``on_assigned`` for a partition that works at once."""

@@ -7,7 +7,7 @@ from an await: the state decides, not the order in which tasks happen to wake up
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
 import anyio
@@ -92,11 +92,7 @@ class Partitions:
             worker = self.workers[partition] = self._new_worker(partition)
             workers.append(worker)
         if workers:
-            self._member.spawn(partial(self._restore, workers))
-
-    async def _restore(self, workers: Sequence[PartitionWorker]) -> None:
-        await self._callbacks.assigned(workers)
-        await self._take_over(workers)
+            self._member.spawn(partial(self._callbacks.assigned, workers, self._take_over))
 
     def start_from(self, copy: Replica) -> None:
         """Work on a partition whose copy is complete, by its donor's marker."""
@@ -326,8 +322,7 @@ class Partitions:
         self.changed.notify()
 
     async def _finish(self, worker: PartitionWorker, spent: float) -> None:
-        """Wait for the running event, and for the proofs of interjections that looked; cancel the event when it takes
-        too long. ``spent``: of its time."""
+        """Wait for the running event and the proofs of looks; cancel the event after a drain's time less ``spent``."""
         with anyio.move_on_after(self._member.config.timeouts.drain_timeout_seconds - spent):
             await worker.finished.wait()
         if not worker.finished.is_set():
