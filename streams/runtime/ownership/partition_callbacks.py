@@ -85,9 +85,10 @@ class PartitionCallbacks:
 
     async def wait_ended(self) -> None:
         """Wait until no call is under way, for as long as one call may take."""
-        with anyio.move_on_after(self._seconds, shield=True):
-            while self._under_way.total():
-                await self._ended.wait()
+        if self._under_way.total():
+            with anyio.move_on_after(self._seconds, shield=True):
+                while self._under_way.total():
+                    await self._ended.wait()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
