@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 PARTITIONS = 2
 Kes = Callable[..., tuple[int, Any, str]]
 NAMES = "abcdefghij"
+HALF_AN_HOUR = 1_800_000
 
 
 @contextlib.contextmanager
@@ -200,7 +201,8 @@ async def test_a_static_member_that_was_stopped_is_taken_out_by_its_name(lab: La
     await lab.create()
     await lab.add(*NAMES)
     source, words = lab.telling(), ("offsets", "start", "--from-group", lab.group, "--yes")
-    with plain(lab, lab.group, **{"group.instance.id": "s-1", "session.timeout.ms": 1_800_000}) as consumer:
+    session = {"session.timeout.ms": HALF_AN_HOUR, "max.poll.interval.ms": HALF_AN_HOUR}
+    with plain(lab, lab.group, **session, **{"group.instance.id": "s-1"}) as consumer:
         await asyncio.to_thread(handle, lab, consumer, 6, 0)
     code, _, err = await asyncio.to_thread(kes, source, *words)
     assert (code, "static member 's-1', client id 'by-hand'" in " ".join(err.split())) == (1, True), err
