@@ -12,7 +12,7 @@ from streams import StateConfig
 from streams.metrics import TakeOverDone
 from tests.broker.battery_kit import ENDLESS, QUICK, Bank, wait_until
 from tests.broker.engine_kit import Lab
-from tests.broker.gate import nightly
+from tests.broker.gate import gate, nightly
 from tests.broker.test_engine_moves import Member, check, feed, share
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
@@ -27,7 +27,7 @@ def restored(log: Path) -> int:
     return sum(int(number) for number in re.findall(r"TakeOverDone\(.*?records=(\d+)", log.read_text()))
 
 
-@pytest.mark.parametrize("engine", ["", "SQLite", nightly("RocksDB")])
+@pytest.mark.parametrize("engine", gate(["", "SQLite", "RocksDB"], "SQLite"))
 def test_killed_it_reads_only_the_rest(bank_group: Bank, tmp_path: Path, seed: int, engine: str) -> None:
     """SIGKILL at work, then at rest; a start without the folder reads everything, one with it nearly nothing."""
     settings = {**QUICK, "BANK_FOLDER": str(tmp_path / "state"), "BANK_ENGINE": engine}
