@@ -121,7 +121,7 @@ def test_kept_under_kills_and_a_freeze(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_outputs_beside_the_transaction_are_caught(tmp_path: Path) -> None:
-    code, verdict, _ = verify(tmp_path, "shop:beside", "--events", "shop:sales", "--kills", "1", "--freezes", "0")
+    code, verdict, _ = verify(tmp_path, "shop:beside", "--events", "shop:sales", "--kills", "3", "--freezes", "0")
     assert code == 1
     assert any("stock, key" in text for text in verdict["differences"])
     assert [str(folder) for folder in left_by(tmp_path)] == [verdict["logs"]]
