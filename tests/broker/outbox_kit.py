@@ -42,8 +42,8 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 def _patient(start: Callable[[], object]) -> bool:
-    """Try once; a start has ten seconds there, which a busy machine may need for a recovery, and one that is still under
-    way is an error."""
+    """Try once; a start has ten seconds there, which a busy machine may need for a recovery, and one that is under way
+    is an error."""
     try:
         start()
     except (subprocess.SubprocessError, AssertionError):
