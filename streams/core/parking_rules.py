@@ -1,4 +1,4 @@
-"""When the first event of a parked key is tried again, and what an operator may do with its queue."""
+"""The time at which the first event of a parked key is tried again, and what an operator may do with its queue."""
 
 from __future__ import annotations
 
