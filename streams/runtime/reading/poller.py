@@ -19,6 +19,13 @@ from streams.runtime.bridge import Inlet
 from streams.runtime.ports import LogConsumer, Polled
 from streams.runtime.reading.thread import POLL_SECONDS, ReadingThread
 
+FEW = 100
+"""Records of a poll, below which a pause is made in front of the next one."""
+
+PAUSE_SECONDS = 0.002
+"""So long. Live traffic comes a few records at a time, and each poll wakes this thread and the loop. A command ends the
+pause."""
+
 STARVED_POLLS = 5
 """After so many polls without room, of ``POLL_SECONDS`` each, the engine has to make some: slow partitions hold it."""
 
@@ -115,9 +122,12 @@ class Poller(ReadingThread[LogConsumer]):
     def _received(self, news: Mapping[int, PolledPartition]) -> None:
         records = {partition: progress.records for partition, progress in news.items()}
         sizes = {partition: size_of_records(found) for partition, found in records.items()}
+        count = sum(map(len, records.values()))
+        if count < FEW:
+            self._pause_seconds = PAUSE_SECONDS
         # The records are counted before they are handed over: the loop may give their room back at once.
         with self._lock:
-            self._outstanding += sum(map(len, records.values()))
+            self._outstanding += count
             self._outstanding_bytes += sum(sizes.values())
             if self._outstanding >= self._room or self._outstanding_bytes >= self._room_bytes:
                 self._has_room.clear()
