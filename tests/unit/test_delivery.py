@@ -131,7 +131,7 @@ async def test_one_delivery_takes_no_longer_than_a_slice() -> None:
         further_inputs=(), config=config, workers=dict.fromkeys(range(40), worker), now=lambda: clock[0]
     )
     unused: Any = nothing
-    partitions = Partitions(member, unused, unused, unused, unused)
+    partitions = Partitions(member, unused, unused, unused, {})
     partitions._placement_sample = 0
     numbers = range(40)
     records: list[Any] = [None] * 5
