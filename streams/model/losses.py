@@ -152,7 +152,7 @@ class PydanticSchema:
             written = field.get("serialization_alias") or name
             read = _read_as(name, field.get("validation_alias"), config)
             if written not in read:
-                reason = f"it is written as {written!r} and read as {' or '.join(map(repr, read))}"
+                reason = f"it is written as {written!r} and read as {' or '.join(map(repr, read)) or 'a path'}"
                 self._lose(here, reason, "Give it one alias for both: Field(alias=...)")
             self._walk(field.get("schema"), here, config, is_own=is_own)
         for field in node.get("computed_fields") or ():
