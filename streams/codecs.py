@@ -18,6 +18,7 @@ import dataclasses
 import re
 import struct
 from collections.abc import Callable, Collection
+from copy import copy
 from functools import partial
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
 
@@ -27,7 +28,7 @@ from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.model.losses import PydanticSchema, losses_of, refuse
 from streams.model.reasons import cause, reason
 from streams.model.round_trips import Notation, Risk, Sample, quick_encoder, read_back, risk_of
-from streams.model.shortcuts import Shortcut
+from streams.model.shortcuts import Shortcut, encoder_of
 from streams.protocols import Codec
 from streams.sak import plain_json
 from streams.sak.type_nodes import type_nodes
@@ -367,6 +368,30 @@ class PydanticCodec(_TypedCodec[T]):
         self._to_plain = adapter.dump_python
         self._encode_plain = plain_json.encode
         self._decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class _Checked(Generic[T]):
+    """A user's codec, each of whose values is read back."""
+
+    def __init__(self, codec: Codec[T]) -> None:
+        self._codec = codec
+        self.encode = encoder_of(codec, always=True)
+        self.decode = codec.decode
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shortcut", "bare_encode") or name.startswith("_"):  # which go past it
+            raise AttributeError(name)
+        return getattr(self._codec, name)
+
+
+def checked_codec(codec: Codec[T]) -> Codec[T]:
+    """Return a codec that reads back every value that it writes. ``bytes``, ``str``, ``int`` and tuples of them come
+    back in any case."""
+    if isinstance(codec, _TypedCodec):
+        made = copy(codec)
+        made._risk = codec._risk._replace(always=True)
+        return made
+    return codec if type(codec).__module__ == __name__ else cast("Codec[T]", _Checked(codec))
 
 
 def is_pydantic(type_: object) -> bool:
