@@ -109,13 +109,7 @@ def test_a_run_loads_nothing_that_is_not_loaded_before_a_freeze() -> None:
     run = {name for name in loaded_by(DECLARED + RUN) if name.startswith("streams.")}
     before = loaded_by(f"{DECLARED}\nfrom streams.source.running import load_engine\nload_engine()")
     # The simulated broker takes more kinds of requests apart than an engine sends.
-    tools = (
-        "streams.testing",
-        "streams.journal",
-        "streams.outbox",
-        "streams.kafka.wire.schemas",
-        "streams.kafka.wire.kafka_python",
-    )
+    tools = ("streams.testing", "streams.journal", "streams.outbox", "streams.kafka.wire.schemas")
     assert sorted(name for name in run - before if not name.startswith(tools)) == []
 
 
