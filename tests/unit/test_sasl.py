@@ -7,8 +7,8 @@ import hashlib
 import hmac
 import random
 import sys
+import warnings
 from collections.abc import Callable
-from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,11 @@ import pytest
 
 from streams.kafka.wire.sasl import Credentials, Login, OAuthToken, SaslFailure, gssapi, oauthbearer, plain, scram
 from streams.kafka.wire.security import Security
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own use of importlib.resources
+    from kafka.net.sasl import get_sasl_mechanism
+    from kafka.net.sasl.oauth import AbstractTokenProvider
 
 SECRET = "planted-secret"
 
@@ -219,7 +224,7 @@ def test_no_secret_is_shown(mechanism: str) -> None:
 
 def theirs(mechanism: str, **more: Any) -> Any:
     names = {"sasl_mechanism": mechanism, "sasl_plain_username": "alice", "sasl_plain_password": "sécret"}
-    return import_module("kafka.net.sasl").get_sasl_mechanism(mechanism)(host="host", **names, **more)
+    return get_sasl_mechanism(mechanism)(host="host", **names, **more)
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -249,7 +254,7 @@ def test_the_same_bytes_by_oauthbearer(extensions: dict[str, str]) -> None:
     def fetch() -> OAuthToken:
         return OAuthToken("a.b-c", extensions)
 
-    class Provider(import_module("kafka.net.sasl.oauth").AbstractTokenProvider):
+    class Provider(AbstractTokenProvider):
         def token(self) -> str:
             return fetch().value
 
