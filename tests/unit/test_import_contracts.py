@@ -81,6 +81,8 @@ AGAINST_THE_LAYERS = [
     ("journal", "streams.runtime.engine", "A journal needs no engine"),
     ("runtime", "confluent_kafka", "Only kafka imports"),
     ("source", "confluent_kafka", "Only kafka imports"),
+    ("kafka.group", "confluent_kafka", "Only kafka imports"),
+    ("kafka.wire", "confluent_kafka", "Only kafka imports"),
     ("kafka.wire", "kafka", "Nothing imports kafka-python"),
     ("testing", "kafka", "Nothing imports kafka-python"),
     ("kafka", "anyio", "Tasks belong to the runtime"),
