@@ -218,6 +218,24 @@ async def answers() -> str:
     return "done"
 
 
+async def test_a_handler_that_computes_stops_no_heartbeats(ours: Ours) -> None:
+    """It holds the program's loop; that of members is on a thread, which gets the interpreter every few milliseconds."""
+    client, beats = ours.client(NOBODY), list[float]()
+
+    async def beat() -> None:
+        while True:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    client.start()
+    client.post(beat)
+    deadline = time.monotonic() + PATIENCE
+    while len(beats) < 20:
+        assert time.monotonic() < deadline, beats
+        sum(range(1000))
+    client.close(2.0)
+
+
 async def test_a_blocking_call_on_its_own_loop_is_refused_and_close_is_not(ours: Ours) -> None:
     client, other = ours.client(NOBODY), ours.client(NOBODY)
 
