@@ -219,7 +219,7 @@ async def answers() -> str:
 
 
 async def test_a_handler_that_computes_stops_no_heartbeats(ours: Ours) -> None:
-    """It holds the program's loop; that of members is on a thread, which gets the interpreter every few milliseconds."""
+    """It holds the loop of the program; that of members is on a thread of its own."""
     client, beats = ours.client(NOBODY), list[float]()
 
     async def beat() -> None:
