@@ -58,6 +58,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
 
 PROGRAMS: Final = {
     "the package": ("import streams", ("streams.errors", "asyncio", "msgspec")),
+    "the member of a group": ("import streams.kafka.group.connect", ("confluent_kafka", "kafka", *EXTRAS)),
     "an event and its record": ("from streams import Record, event_type", ("asyncio", "streams.runtime", *CLIENTS)),
     "settings": ("from streams import EventSourceConfig", ("asyncio", "streams.runtime", *CLIENTS)),
     "an event source, declared": (DECLARED, ("stamina", "anyio.to_process", *ENGINE, *CLIENTS, *EXTRAS)),
