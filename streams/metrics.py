@@ -81,6 +81,14 @@ class EventFailed(msgspec.Struct, frozen=True):
     response: str
 
 
+class HeadTried(msgspec.Struct, frozen=True):
+    """The first event of a parked key was tried again. ``outcome``: ``completed``, or what was done about its failure
+    (a name of ``ErrorResponse``; ``park``: it stays)."""
+
+    partition: int
+    outcome: str
+
+
 class BatchFailed(msgspec.Struct, frozen=True):
     """A batch of events failed as a whole (its handler, or a record that the broker refused), and is undone. ``offset``
     is its last event's. Its events are handled one by one."""
@@ -124,6 +132,15 @@ class CallAbandoned(msgspec.Struct, frozen=True):
     hung: int
 
 
+class CallbackFailed(msgspec.Struct, frozen=True):
+    """A function about a partition (``callback``: ``on_assigned``, ``on_activated``, ``on_will_revoke`` or
+    ``on_revoked``) raised an error, or took too long and was cancelled."""
+
+    callback: str
+    partition: int
+    error: str
+
+
 class PartitionsAdded(msgspec.Struct, frozen=True):
     """The source topic has more ``partitions`` than the ``known`` ones of the settings; no member reads the others.
     Reported by each member at each look at the topic, every ten seconds."""
@@ -141,10 +158,12 @@ Measurement = (
     | MembershipChanged
     | EventFailed
     | BatchFailed
+    | HeadTried
     | OutOfTime
     | JobEnded
     | CallAbandoned
     | PartitionsAdded
+    | CallbackFailed
 )
 MetricsHandler = Callable[[Measurement], None]
 

@@ -25,18 +25,6 @@ but the same type share one. That is a tenth of the price of an event: lists of 
 keep the garbage collector busy."""
 
 
-def headers_bytes(headers: ReceivedHeaders | None) -> int:
-    """Estimate the bytes of headers (names count by letters). 0 for a value that is no headers: clients refuse it, and
-    name the fault."""
-    size = 0
-    try:
-        for name, value in headers or ():
-            size += len(name) + len(value or b"")
-    except (TypeError, ValueError):
-        return 0
-    return size
-
-
 RECORD_OVERHEAD: Final = 36
 """Bytes that librdkafka adds to a record's key, value and headers when it compares its size with ``message.max.bytes``,
 and ``HEADER_OVERHEAD`` for each header (the largest that these lengths can become on the wire)."""
@@ -78,6 +66,17 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]"
+
+
+class PartitionChange(NamedTuple):
+    """A partition that comes to this member, or goes. ``epoch`` counts what the member takes up, each time anew: what
+    comes and what goes belong together by it. ``reason``: ``assigned`` (restored from its changelog), ``moved`` (warm,
+    from or to another member), ``restarted`` (its state was dropped and restored); ``revoked`` (by the group),
+    ``stopped`` (the source stops), ``lost`` (with the membership, or fenced: nothing can be committed any more)."""
+
+    partition: int
+    epoch: int
+    reason: str
 
 
 class IncomingRecord(msgspec.Struct, gc=False):

@@ -35,7 +35,9 @@ COMMANDS = {
     "broker": Command("streams.cli.broker", "Run a real Kafka broker on this machine: start, stop, status.", "broker"),
     "topics": Command("streams.cli.topics", "Manage the topics of an event source: plan, apply, grow."),
     "topology": Command("streams.cli.topology", "Show the inputs, handlers, stores and outputs of an event source."),
-    "offsets": Command("streams.cli.offsets", "Reset group offsets that are ahead of the changelog: accept."),
+    "offsets": Command(
+        "streams.cli.offsets", "Set where a source begins, reset offsets that are ahead: start, accept."
+    ),
     "lag": Command("streams.cli.lag", "Show the lag of each partition: committed offset, end, distance."),
     "group": Command("streams.cli.group", "Show the members of a group: owners, standbys and moves in progress."),
     "txn": Command("streams.cli.txn", "List open transactions, and end hanging ones: list, hanging, end, abort."),
@@ -50,6 +52,7 @@ COMMANDS = {
     "view": Command("streams.cli.view", "Read a compacted topic, or a source's state, as a view: get, scan, watch."),
     "web": Command("streams.cli.web", "Show an event source, or any group, in the browser.", "web"),
     "dlq": Command("streams.cli.dlq", "Manage dead letters: list, show, replay, drop."),
+    "parked": Command("streams.cli.parked", "Manage parked keys: list, show, retry, skip-head, drop."),
     "skip": Command("streams.cli.skip", "Skip a record that stops an event source, without a deployment."),
     "outbox": Command(
         "streams.cli.outbox", "Relay rows of PostgreSQL to Kafka exactly once: apply, relay, status.", "outbox"

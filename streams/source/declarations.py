@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -17,11 +17,12 @@ from streams.errors import RegistrationError
 from streams.metrics import MetricsHandler
 from streams.model.topology import Topology, TopologyHandler, TopologyTopic
 from streams.protocols import StateStore
-from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
+from streams.records import DEFAULT_MESSAGE_LIMIT, PartitionChange, TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import keep_row
+from streams.runtime.partition.parked_events import unparkable
 from streams.runtime.partition.visiting import requested
 from streams.sak.users_code import calling_location
 from streams.settings.config import EventSourceConfig
@@ -38,6 +39,7 @@ from streams.stores.stateless import Stateless
 if TYPE_CHECKING:  # a source is declared without the engine
     from streams.runtime.replay import Program
 
+CallbackT = TypeVar("CallbackT", bound=Callable[[Any, PartitionChange], object])
 StoreFactory = Callable[[TopicPartition], Any]
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -64,6 +66,7 @@ class Declarations:
         self.visits: Final = DeclaredVisits(self._registry)
         self.lifespans: list[Lifespan] = []
         self.metrics_handlers: list[MetricsHandler] = []
+        self.callbacks: dict[str, list[Callable[[Any, PartitionChange], object]]] = {}
 
     @property
     def config(self) -> EventSourceConfig:
@@ -92,7 +95,16 @@ class Declarations:
         made.outputs.by_topic.update(self.outputs.by_topic)
         made.lookups.by_topic.update(self.lookups.by_topic)
         made.lifespans, made.metrics_handlers = [*self.lifespans], [*self.metrics_handlers]
+        made.callbacks = {moment: [*functions] for moment, functions in self.callbacks.items()}
         return made
+
+    def add_callback(self, moment: str, function: CallbackT) -> CallbackT:
+        """Have a function called when a partition comes or goes. Raises ``RegistrationError`` for one that cannot be,
+        and after the start."""
+        check_callable(f"the function of {moment}", function, "source", "change")
+        self.router.refuse_if_frozen(f"the function of {moment}")
+        self.callbacks.setdefault(moment, []).append(function)
+        return function
 
     def wrap_handlers(self, wrap: Callable[[Route], Route]) -> None:
         """Replace the route of each handler."""
@@ -108,8 +120,24 @@ class Declarations:
         from streams.runtime.ownership.replicas import make_store  # with the engine, which a declaration does without
 
         self.inputs.check()
+        self._check_parking()
         self.visits.check(lambda: make_store(self.store_factory, TopicPartition(self.config.topic, 0)))
         self.router.freeze()
+
+    def _check_parking(self) -> None:
+        router, config = self.router, self.config
+        routes = [*router.routes.values(), *([] if router.default is None else [router.default])]
+        policies = [config.error_policy, config.decode_policy, *(route.policy for route in routes)]
+        for spec in self.inputs.by_topic.values():
+            policies += [policy for policy in (spec.nulls, spec.on_error) if policy is not None]
+        policies += [route.policy for route, _ in router.visits.values()]
+        if any(policy.parks for policy in policies) and (
+            reason := unparkable(routes, has_inputs=bool(self.inputs.by_topic))
+        ):
+            raise RegistrationError(
+                f"a policy parks keys (PARK, or waits='key'), and the source {reason}: in this release the two do not "
+                "go together. Use another policy, or a source of its own for such events"
+            )
 
     @property
     def topology(self) -> Topology:

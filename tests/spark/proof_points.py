@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import confluent_kafka
 import msgspec
 import psutil
 from pyspark import TaskContext
@@ -31,7 +30,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from streams.kafka.writing import forwarding
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
-from streams.spark.writing import sink_transaction as transaction
+from streams.spark.writing.sink import TaskPart
 
 POINTS: Final = (
     "stage.half", "stage.after", "init.before", "init.after", "marker.after", "patch.after", "begin.after",
@@ -160,6 +159,11 @@ class _FaultyForwarder(forwarding.BatchForwarder):
             pieces = dict(parts[half:])
         await super()._send(pieces)
 
+    def committed(self, *args: Any) -> tuple[int, str] | None:
+        found = super().committed(*args)
+        _At.hit("marker.after")
+        return found
+
     def send_offsets(self, *args: Any) -> None:
         super().send_offsets(*args)
         _At.hit("offsets.after")
@@ -170,17 +174,9 @@ class _FaultyForwarder(forwarding.BatchForwarder):
         _At.hit("commit.after")
 
 
-class _FaultyConsumer(confluent_kafka.Consumer):
-    def committed(self, *args: Any, **kwargs: Any) -> Any:
-        found = super().committed(*args, **kwargs)
-        _At.hit("marker.after")
-        return found
-
-
 def _put_points_into_clients() -> None:
-    """Wherever a module of the product has the clients of a commit, it finds ours, in this process."""
+    """Wherever a module of the product has the client of a commit, it finds ours, in this process."""
     forwarding.BatchForwarder = _FaultyForwarder  # type: ignore[misc]
-    transaction.Consumer = _FaultyConsumer  # type: ignore[misc]
 
 
 def _with_points(iterator: Iterator[Any], batch: int) -> Iterator[Any]:
@@ -209,6 +205,11 @@ class _PointsAroundWriter:
         _put_points_into_clients()
         self._real.commit(messages, *batch)
         _At.hit("returned")
+
+    @property
+    def task_part(self) -> TaskPart:
+        part: TaskPart = self._real.task_part
+        return part
 
     def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
         self._real.abort(messages, *batch)

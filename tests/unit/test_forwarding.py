@@ -19,6 +19,7 @@ from streams.kafka.writing.forwarding import BatchForwarder
 from streams.kafka.writing.made_batch import MadeBatch
 from streams.kafka.writing.rows import Rows
 from tests.unit.scripted_broker import GARBAGE, GONE, MUTE, SHORT, TORN, TWICE, WEB, ScriptedBroker, named
+from tests.unit.topics_broker import TopicsBroker
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of kafka-python's own
@@ -180,3 +181,51 @@ async def test_a_broker_that_is_away_is_waited_for_by_the_fence_alone() -> None:
     with pytest.raises(TransactionFailed, match=servers) as raised:
         await asyncio.to_thread(fence)
     assert raised.value.code == "_TIMED_OUT"
+
+
+def look(broker: TopicsBroker, seconds: float = 5.0) -> tuple[int, str] | None:
+    settings = forwarding.settings_of({"bootstrap.servers": broker.bootstrap_servers}, "test")
+    with BatchForwarder(settings, "id", seconds) as forwarder:
+        forwarder.init_transactions(seconds)
+        return forwarder.committed("g", "t", 0, seconds)
+
+
+def with_text(answer: Any) -> None:
+    answer.groups[0].topics[0].partitions[0].metadata = "before\0"
+
+
+def in_front(code: int) -> Callable[[Any], None]:
+    def change(answer: Any) -> None:
+        answer.groups[0].error_code, answer.groups[0].topics = code, []
+
+    return change
+
+
+async def test_the_offset_of_a_group_is_fetched_once_it_is_decided() -> None:
+    async with TopicsBroker() as broker:
+        assert await asyncio.to_thread(look, broker) is None
+        broker.committed[0] = 5
+        broker.answer("OffsetFetch", 88, in_front(14), 16, GONE, with_text)
+        assert await asyncio.to_thread(look, broker) == (5, "before\0")
+        requests = [request for _, name, request in broker.requests if name == "OffsetFetch"]
+        assert [request.require_stable for request in requests] == [True] * 6
+        broker.answer("OffsetFetch", in_front(69))
+        assert await asyncio.to_thread(look, broker) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "code"),
+    [
+        ([in_front(30)], 5.0, "GROUP_AUTHORIZATION_FAILED"),
+        ([29], 5.0, "TOPIC_AUTHORIZATION_FAILED"),
+        ([lambda answer: answer.groups.clear()], 5.0, "_BAD_MSG"),
+        ([MUTE], 0.3, "_TIMED_OUT"),
+        ([88] * 100, 0.3, "_TIMED_OUT"),
+    ],
+)
+async def test_an_offset_that_cannot_be_fetched(said: list[Any], seconds: float, code: str) -> None:
+    async with TopicsBroker() as broker:
+        broker.answer("OffsetFetch", *said)
+        with pytest.raises(TransactionFailed) as raised:
+            await asyncio.to_thread(look, broker, seconds)
+        assert raised.value.code == code

@@ -69,7 +69,10 @@ PROGRAMS: Final = {
     ),
     "a task of Spark": (
         "import streams.spark.reading.reader, streams.spark.writing.sink",
-        ("kafka", "anyio", "streams.source", "streams.runtime", "streams.core", "streams.stores", "streams.views"),
+        (
+            *("kafka", "anyio", "pandas"),
+            *("streams.source", "streams.runtime", "streams.core", "streams.stores", "streams.views"),
+        ),
     ),
     "kes --help": (HELP, ("asyncio", "anyio", "streams.source", "streams.runtime", "streams.views", *CLIENTS)),
 }

@@ -102,6 +102,8 @@ OFFSETS: Final[Mapping[int, Meaning]] = {
 }
 # 48 (the transaction is ended otherwise, by its time) stands in no row: the outcome is unknown, and is looked up.
 END: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED, **_FENCED}
+# 88: a transaction that holds the offset is being decided.
+FETCH: Final[Mapping[int, Meaning]] = {88: _M.AGAIN, 7: _M.AGAIN, **_MOVED, **_RIGHTS}
 INIT: Final[Mapping[int, Meaning]] = {51: _M.AGAIN, 7: _M.AGAIN, **_MOVED}
 
 

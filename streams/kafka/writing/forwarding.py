@@ -109,6 +109,12 @@ class BatchForwarder:
         found = self._cluster.placements.get(topic)
         return None if found is None else found.count
 
+    def committed(self, group_id: str, topic: str, partition: int, seconds: float) -> tuple[int, str] | None:
+        """Fetch the offset that a group has committed in a partition, with the text beside it (see ``send_offsets``);
+        ``None``: none. Behind ``init_transactions``, so what the id's last owner left open is decided."""
+        self._session.group_id = group_id
+        return self._call("fetch_offsets", seconds, lambda: self._session.committed(topic, partition))
+
     # -- the transaction -----------------------------------------------------------------------------------------------
 
     def send(self, batches: Iterable[MadeBatch]) -> int:

@@ -24,6 +24,7 @@ from streams.kafka.wire.connection import BrokerConnection, EncodedRequest, Lost
 from streams.kafka.wire.messages import Identity, PartitionError, WirePartition
 from streams.kafka.wire.protocol import V1, Pauses, TransactionProtocol, protocol_of
 from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
+from streams.kafka.wire.schemas.offset_fetch import OffsetFetchRequest
 from streams.kafka.writing.offsets import SentOffsets
 from streams.records import RefusedRecord
 
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 INIT: Final = InitProducerIdRequest.API_KEY
 _INIT_VERSION: Final = 5  # of InitProducerId, at most; a broker that takes less gets less
+_FETCH_VERSION: Final = 8  # of OffsetFetch: the first one that names groups in a list
 # Answers to what had no effect. All others, and no answer, may have had one: what is sent again would be there twice.
 _AGAIN: Final = (Meaning.AGAIN, Meaning.AGAIN_LEADER, Meaning.AGAIN_COORDINATOR)
 
@@ -127,6 +129,38 @@ class TransactionSession:
         self.protocol = protocol
         self.who = self.who._replace(producer_id=answer.producer_id, epoch=answer.producer_epoch)
 
+    async def committed(self, topic: str, partition: int) -> tuple[int, str] | None:
+        """Fetch the group's offset in a partition, with the text beside it, as soon as no transaction holds it;
+        ``None``: there is none."""
+        group_of = OffsetFetchRequest.OffsetFetchRequestGroup
+        wanted = group_of.OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])
+        request = OffsetFetchRequest(groups=[group_of(group_id=self.group_id, topics=[wanted])], require_stable=True)
+        pauses = Pauses()
+        while True:
+            try:
+                if self._group_coordinator < 0:
+                    await self.locate_group()
+                connection = await self.connections.get(self._group_coordinator)
+                answer = await connection.ask(request, _FETCH_VERSION, _FETCH_VERSION)
+            except LostConnection as lost:  # a question, which may be repeated
+                if lost.code != "_TRANSPORT":
+                    raise
+                self.last_answer, self._group_coordinator = str(lost), -1
+                await pauses.next()
+                continue
+            codes = [group.error_code for group in answer.groups if group.error_code]
+            entries = [entry for group in answer.groups for found in group.topics for entry in found.partitions]
+            if len(codes) + len(entries) != 1:
+                raise LostConnection(f"the answer does not have the one offset of group {self.group_id}", "_BAD_MSG")
+            code = codes[0] if codes else entries[0].error_code
+            if code == Code.GROUP_ID_NOT_FOUND:
+                return None
+            if not code:
+                offset, text = entries[0].committed_offset, entries[0].metadata or ""
+                return None if offset < 0 else (offset, text)
+            await self._check_offset_codes({code: f"{topic}[{partition}]"}, answers.FETCH, "fetch_offsets", [topic])
+            await pauses.next()
+
     # -- one transaction -----------------------------------------------------------------------------------------------
 
     def brokers_of(self, places: Iterable[WirePartition], *, with_offsets: bool) -> set[int]:
@@ -186,7 +220,8 @@ class TransactionSession:
             if not failed and not codes:
                 break
             # All requests of the round are answered. Otherwise a late one could follow the abort, under v1.
-            await self._check_offset_codes(codes, offsets)
+            topics = () if offsets is None else offsets.offsets
+            await self._check_offset_codes(codes, answers.OFFSETS, "send_offsets_to_transaction", topics)
             again: list[PartT] = []
             look = False
             refused: list[RefusedRecord] = []
@@ -327,14 +362,15 @@ class TransactionSession:
     def _needed(self, topics: Iterable[str] = ()) -> list[Right]:
         return permissions.of_transaction(self.who.transactional_id, self.group_id, topics)
 
-    async def _check_offset_codes(self, codes: Mapping[int, str], offsets: SentOffsets | None) -> None:
-        """Return if offsets that failed may be sent again, else raise what the answer means."""
+    async def _check_offset_codes(
+        self, codes: Mapping[int, str], table: Mapping[int, Meaning], call: str, topics: Iterable[str]
+    ) -> None:
+        """Return if the request for offsets that failed may be made again, else raise what the answer means."""
         for code, named in codes.items():
-            meaning = answers.OFFSETS.get(code, Meaning.ABORTABLE)
+            meaning = table.get(code, Meaning.ABORTABLE)
             where = f"group {self.group_id}, {named}"
             if meaning not in _AGAIN:
-                topics = () if offsets is None else offsets.offsets
-                raise self._failure("send_offsets_to_transaction", code, meaning, where, topics)
+                raise self._failure(call, code, meaning, where, topics)
             self.last_answer = answers.described(code, where)
             if meaning is Meaning.AGAIN_COORDINATOR:
                 self._group_coordinator = await self._cluster.coordinator(GROUP, self.group_id)

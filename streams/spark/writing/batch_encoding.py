@@ -40,7 +40,6 @@ _TRANSACTIONAL: Final = 0x10
 _LENGTHS: Final = 5 + 1 + 10 + 4 + 5 + 5
 """Bytes around key, value and headers of a record, at most: length, attributes, time, position, two lengths."""
 _BYTES: Final = pa.large_binary()
-_EMPTY: Final = pa.scalar(b"", _BYTES)
 
 
 class _Destination(NamedTuple):
@@ -296,7 +295,8 @@ def _records(
     if key is not None:
         pieces.append(key.column)
     pieces += [_ragged([value_field]), value.column, headers.encoded]
-    joined = pc.binary_join_element_wise(*pieces, _EMPTY, null_handling="replace", null_replacement="")
+    empty = pa.scalar(b"", _BYTES)  # made here: the first scalar of a process imports pandas, half a second
+    joined = pc.binary_join_element_wise(*pieces, empty, null_handling="replace", null_replacement="")
     starts, _ = flat(joined)
     return starts, joined.buffers()[2]
 
@@ -322,10 +322,15 @@ def _ragged(fields: list[tuple[Numbers, Numbers]]) -> Any:
     return pa.LargeBinaryArray.from_buffers(_BYTES, len(counts), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
+def compression_settings(kafka: KafkaSettings) -> tuple[str, int]:
+    """Return the name of the codec, and its level. Raises ``ConfigError``."""
+    return codec_of({"compression.level": "1", **kafka}, "zstd")
+
+
 def compression(kafka: KafkaSettings) -> Compression | None:
     """Choose the codec of a write's batches: ``kafka.compression.type``, zstd unless it is given, in its fastest level
     unless ``kafka.compression.level`` is. Raises ``ConfigError``."""
-    name, level = codec_of({"compression.level": "1", **kafka}, "zstd")
+    name, level = compression_settings(kafka)
     if name == "none":
         return None
     codec = pa.Codec(name, level) if name in ("gzip", "zstd") else pa.Codec({"lz4": "lz4_raw"}.get(name, name))

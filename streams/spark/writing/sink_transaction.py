@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
-from streams.kafka.permissions import on_group, on_topic, on_transactional_id
+from streams.kafka.permissions import Right, on_group, on_topic, on_transactional_id
 from streams.kafka.translate import FENCED, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.kafka.writing.made_batch import MadeBatch
 from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, reason_of, topic_admin, translated
@@ -81,8 +81,8 @@ def write_once(
     """
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
-        with _group_of(target) as group, _fenced(target, request, size) as forwarder:
-            stored = _marker(group, target, request)
+        with _fenced(target, request, size) as forwarder:
+            stored = _marker(forwarder, target, request)
             if (found := request.written(stored)) is not None:
                 return found, attempt > 0
             if attempt == _ROUNDS:
@@ -172,40 +172,32 @@ def read_marker(target: WriteTarget, doing: object, *, needs_topic: bool = False
     """The marker as it is now. Only a read, which disturbs no writer: a run that is about to commit may not show yet,
     and a killed run's open transaction is passed over (it would be undecided until its timeout). ``needs_topic``: raise
     ``TopicError`` where the marker's topic does not exist."""
-    with _group_of(target, isolation="read_uncommitted") as group:
+    # By a consumer that never joins, not by the admin client: its request for a group's offsets takes the process down
+    # (librdkafka 2.16) when the group's coordinator is only just coming up.
+    settings = {
+        "group.id": target.identity,
+        "enable.auto.commit": False,
+        "isolation.level": "read_uncommitted",
+        "reconnect.backoff.ms": 5,
+    }
+    with contextlib.closing(client(Consumer, target.kafka, settings)) as group:
         if needs_topic and topic_admin(target.kafka).identity(target.marker_topic, TIMEOUT_SECONDS) is None:
             raise no_such_topic(target.marker_topic, target.kafka)
         return _read_offset(group, target, doing)
 
 
-@contextlib.contextmanager
-def _group_of(target: WriteTarget, isolation: str = "read_committed") -> Iterator[Consumer]:
-    """A consumer for the offsets of the target's group. It never joins: the group has no members.
-
-    ``read_committed``, for offsets, means that one that is being decided is waited for.
-
-    By a consumer, not by the admin client: its request for a group's offsets takes the process down (librdkafka 2.16)
-    when the group's coordinator is only just coming up.
-    """
-    settings = {
-        "group.id": target.identity,
-        "enable.auto.commit": False,
-        "isolation.level": isolation,
-        "reconnect.backoff.ms": 5,
-    }
-    consumer: Consumer = client(Consumer, target.kafka, settings)
+def _marker(forwarder: BatchForwarder, target: WriteTarget, doing: object) -> Stored | None:
+    """Behind the fence. An offset that is being decided is waited for."""
     try:
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def _marker(group: Consumer, target: WriteTarget, doing: object) -> Stored | None:
-    """Behind the fence."""
-    stored = _read_offset(group, target, doing)
-    if stored is None and target.marker_log is not None:
-        return MarkerLog(target.marker_log, target.identity, target.kafka, doing).read()
-    return stored
+        found = forwarder.committed(target.identity, target.marker_topic, 0, TIMEOUT_SECONDS)
+    except TransactionFailed as error:
+        raise translated(error, f"{doing}: reading the marker", target.kafka, _rights_to_read(target)) from error
+    if found is not None:
+        offset, text = found
+        return Stored(offset, text.partition("\0")[0])
+    return (
+        None if target.marker_log is None else MarkerLog(target.marker_log, target.identity, target.kafka, doing).read()
+    )
 
 
 def _put_marker(forwarder: BatchForwarder, target: WriteTarget, doing: object, marker: Stored) -> None:
@@ -225,8 +217,8 @@ def _read_offset(group: Consumer, target: WriteTarget, doing: object) -> Stored 
         if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return None
         if error.code() not in UNDECIDED or time.monotonic() > deadline:
-            needed = on_group("Describe", target.identity), on_topic("Describe", target.marker_topic)
-            raise translated(KafkaException(error), f"{doing}: reading the marker", target.kafka, needed)
+            doing = f"{doing}: reading the marker"
+            raise translated(KafkaException(error), doing, target.kafka, _rights_to_read(target))
         time.sleep(0.05)
 
 
@@ -239,6 +231,10 @@ def _committed(consumer: Consumer, place: TopicPartition) -> tuple[Stored | None
     if found.error is not None:
         return None, found.error
     return (Stored(found.offset, found.metadata or "") if found.offset >= 0 else None), None
+
+
+def _rights_to_read(target: WriteTarget) -> list[Right]:
+    return [on_group("Describe", target.identity), on_topic("Describe", target.marker_topic)]
 
 
 def _translated(error: TransactionFailed, target: WriteTarget, doing: object) -> StreamsError:
