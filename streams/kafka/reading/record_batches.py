@@ -129,9 +129,9 @@ class FetchedBatches:
                 limit,
             )
         except ValueError as error:
-            if records is None:
+            if columns is not None:
                 columns.rows = place[2]
-            else:
+            elif records is not None:
                 del records[place[2] :]
             self._end = place[0]  # there is nothing behind it
             self._damage = self._damaged(str(error))
