@@ -124,6 +124,13 @@ def test_acts_are_for_the_queue_that_was_seen() -> None:
     assert not parked.keys
 
 
+def test_a_queue_without_key_goes_alone() -> None:
+    parked = parked_with(None, b"a")
+    (queue,) = (each for each in parked.by_name.values() if each.key is None)
+    parked.apply(queue.left("me", 1))
+    assert (list(parked.keys), parked.events) == ([b"a"], 1)
+
+
 def test_broken_records_are_refused() -> None:
     name = queue_name(b"k")
     head = QueueRecord.of(name, 5, QueueState(0, 1, 3, 1))
