@@ -64,7 +64,7 @@ pyright: $(FOR_DEV)
 
 core-coverage: export KES_PLAIN = 1
 core-coverage: $(FOR_DEV) ## the deciding code (streams/core): every branch taken by the tests that import it
-	$(BIN)/coverage run -m pytest -q $$(grep -rlE --include='test_*.py' '^from streams\.core' tests/unit tests/property) $(ARGS)
+	$(BIN)/coverage run -m pytest -q -m "not soak and not nightly" $$(grep -rlE --include='test_*.py' '^from streams\.core' tests/unit tests/property) $(ARGS)
 	$(BIN)/coverage report --fail-under=100
 
 docs: export KES_PLAIN = 1

@@ -130,7 +130,7 @@ class Merged(World):
         records = worker._next_records()
         if self._how == "one by one":
             for record in records:
-                await worker._one(record, None)
+                await worker._singles.one(record, None)
                 worker._reads_from.handled(1)
         else:
             await worker.handle(records)

@@ -267,6 +267,7 @@ def test_a_wheel_of_plain_python_says_why_and_is_refused_where_a_compiled_one_is
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
 ) -> None:
     monkeypatch.delenv("KES_COMPILED_WHEEL", raising=False)
+    monkeypatch.setenv("KES_SPARK_JAR", "0")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     data: dict[str, Any] = {"force_include": {}}
@@ -278,7 +279,8 @@ def test_a_wheel_of_plain_python_says_why_and_is_refused_where_a_compiled_one_is
         return
     hook.initialize("standard", data)
     ((note, place),) = data.pop("force_include").items()
-    assert (Path(note).read_text(), place, data) == (f"plain: {reason}\n", "streams/sak/built.txt", {})
+    told = f"plain: {reason}\nno jar for Spark: KES_SPARK_JAR=0 was set for its build\n"
+    assert (Path(note).read_text(), place, data) == (told, "streams/sak/built.txt", {})
     hook.finalize("standard", data, "")
     assert not Path(note).exists()
 
