@@ -58,6 +58,8 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: float
     runs: int
     transactions: int
+    starting_seconds: float
+    """Of ``seconds``, until Spark's drivers had started."""
     killed: dict[str, float | None]
     """Stage -> seconds until it was back."""
     checks: list[verify.Check]
@@ -124,6 +126,7 @@ def _pipeline(out: Path, view: View, stack: contextlib.ExitStack, *, days: int, 
         flights=truth.flights,
         seconds=round(view.elapsed, 1),
         runs=work.runs,
+        starting_seconds=round(work.starting_seconds, 1),
         transactions=workers.transactions,
         killed=killed,
         checks=checks,
@@ -183,7 +186,8 @@ def _show(report: Report) -> None:
     back = ", ".join(f"{name} (back after {seconds or 0:.0f} s)" for name, seconds in report.killed.items())
     answers.print(
         f"{report.flights:,} flights, {report.runs} runs of the declarative pipeline, {report.transactions:,} "
-        f"transactions of the event source, {report.seconds:.0f} s in all. Killed: {back or 'nothing'}.",
+        f"transactions of the event source, {report.seconds:.0f} s in all, {report.starting_seconds:.0f} s of them "
+        f"until Spark had started. Killed: {back or 'nothing'}.",
         soft_wrap=True,
     )
     answers.print(f"aircraft by airport: {report.picture}", soft_wrap=True)

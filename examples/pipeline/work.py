@@ -40,6 +40,8 @@ class Work:
         self._victim: tuple[str, int, Stage] | None = None
         self._failures = 0
         self.runs = 0
+        self.starting_seconds = 0.0
+        """Until Spark's drivers had started, in all runs together."""
 
     @property
     def all_arrived(self) -> bool:
@@ -64,8 +66,11 @@ class Work:
         its end."""
         self.runs += 1
         self._view.phase(f"run {self.runs} of the declarative pipeline: starting Spark")
+        began = time.monotonic()
         self._spark.start_driver()
-        self._view.phase(f"run {self.runs} of the declarative pipeline")
+        took = time.monotonic() - began
+        self.starting_seconds += took
+        self._view.phase(f"run {self.runs} of the declarative pipeline (Spark started in {took:.0f} s)")
         self._spark.begin_run()
         deadline = time.monotonic() + RUN_SECONDS
         while (code := self._spark.ended()) is None:
