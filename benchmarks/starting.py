@@ -20,7 +20,6 @@ PROGRAMS: Final = (
     "from streams.runtime.connections import KafkaConnections; from streams.runtime.engine import Engine",
     "from streams.journal import Journal",
     "from streams.outbox import Relay",
-    "import kafka.admin",
     "import confluent_kafka",
 )
 CHILD: Final = """

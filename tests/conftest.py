@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import re
 import signal
 import traceback
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 # A run in the background of a shell ignores Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A Spark of a test lives for minutes at most: its second compiler never pays back, and costs half of the time.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 # Python 3.11 parses the source line of each frame that it prints, and its parser counts its depth for all threads
 # together: two at a time, or a finalizer that logs in the middle of one, end in a SystemError (gh-106905; once in some

@@ -29,6 +29,7 @@ FILES: Final = {
     "streams/kafka/reading/consumer.py": "poll",
     "streams/kafka/reading/accepting.py": "poll",
     "streams/runtime/reading/": "poll",
+    "streams/runtime/partition/delivery.py": "inbox",
     "streams/runtime/partition/inbox.py": "inbox",
     "streams/runtime/ownership/partitions.py": "inbox",
     "streams/runtime/bridge.py": "inbox",

@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.bench import Bench
 from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.tables import by_what, loads, names, of_rounds, of_system, ratios, right, spread, table, verdict
-from streams.kafka.reading.consumer import LOOK_UP, LogConsumer
+from streams.kafka.reading.consumer import LogConsumer
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
@@ -56,8 +56,8 @@ class Reading(Measure[ReadingResult]):
     result = ReadingResult
     about = """\
 One partition of small records (a key of 13 bytes, a value of some 80, a type as header) is read from its start to its
-end, into objects of records: by `fetcher`, which restores, look-ups and commands read with; by `consumer`, which they
-read with before (librdkafka's consumer, its messages made into the same objects); by `librdkafka`, its consumer with
+end, into objects of records: by `fetcher`, which restores, look-ups and commands read with; by `consumer`, which inputs
+are read with (librdkafka's consumer, its messages made into the same objects); by `librdkafka`, its consumer with
 nothing made of a message. `file` reads the bytes of the partition's folder, as an anchor. `batches of 20` is the log of
 a source that commits small transactions."""
 
@@ -126,7 +126,7 @@ a source that commits small transactions."""
         for what, group in by_what(found).items():
             factors = ratios(group, FETCHER, CONSUMER, lambda result: result.per_second)
             if factors and "large" in what:
-                aims.append(at_least(f"reading, {what}, by the consumer of before", FACTOR, factors))
+                aims.append(at_least(f"reading, {what}, by the consumer of inputs", FACTOR, factors))
                 prices = [result.cpu_us_per_record for result in right(of_system(group, FETCHER))]
                 aims.append(at_most(f"reading, {what}, processor time of a record", PRICE_US, prices, "us"))
         return aims
@@ -170,9 +170,9 @@ def by_fetcher(settings: ClientSettings, topic: str, end: int) -> int:
 
 
 def by_consumer(settings: ClientSettings, topic: str, end: int) -> int:
-    """Read as restores did before."""
+    """Read as inputs are."""
     found = position = 0
-    with closing(LogConsumer(settings, topic, LOOK_UP)) as consumer:
+    with closing(LogConsumer(settings, topic, ends=True)) as consumer:
         consumer.add(0, 0)
         while position < end:
             for progress in consumer.poll_batch(0.05).values():

@@ -13,7 +13,8 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from streams.kafka.translate import NO_SUCH_TOPIC, NOT_AUTHORIZED, plain
+from streams.kafka.translate import NO_SUCH_TOPIC, NOT_AUTHORIZED
+from streams.kafka.wire.explaining import plain
 
 logger = logging.getLogger(__name__)
 

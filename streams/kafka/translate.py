@@ -1,5 +1,6 @@
 """The tables of librdkafka's error codes, and their meaning to the toolkit: to the engine and to Spark alike.
 
+What a broker's code means stands in ``wire/answers.py`` and ``wire/codes.py``; librdkafka's own codes are added here.
 Spark, the embedded broker and the test tools have no list of codes of their own. Messages carry the broker's or the
 client's *name* of an error, never a number.
 Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error handling), and measurements against Kafka
@@ -13,6 +14,9 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from streams.errors import BrokerUnavailable, ConfigError
+from streams.kafka.wire import codes
+from streams.kafka.wire.answers import PRODUCE, Meaning
+from streams.kafka.wire.explaining import plain
 
 FENCED: Final = frozenset(
     {
@@ -23,41 +27,12 @@ FENCED: Final = frozenset(
 )
 """Another producer initialised the same transactional id, or the coordinator timed the transaction out."""
 
-REFUSED: Final = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.TOPIC_EXCEPTION,  # its name is none
-        KafkaError._UNKNOWN_PARTITION,
-    }
-)
-"""The record itself is at fault: sending it again would fail again."""
+REFUSED: Final = frozenset(code for code, meaning in PRODUCE.items() if meaning in (Meaning.REFUSED, Meaning.BLOCKED))
+"""The record itself, its topic, a right or a clock is at fault, by the table of our own wire. All other failed
+deliveries are consequences of something else (purged by an abort, timed out in an outage, fenced) and say nothing about
+the record."""
 
-BLOCKED: Final = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART: "create the topic",
-    KafkaError.UNKNOWN_TOPIC_ID: "create the topic",
-    KafkaError._UNKNOWN_TOPIC: "create the topic",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the right to write to the topic",
-    KafkaError.POLICY_VIOLATION: "change the cluster's policy, or the settings of the topic",
-    KafkaError.INVALID_TIMESTAMP: "the clocks of this machine and the broker's are further apart than the topic takes: "
-    "set the wrong one (NTP), or raise message.timestamp.after.max.ms of the topic (an hour, by default), or "
-    "message.timestamp.before.max.ms",
-}
-"""The topic, a right or a clock is at fault, and what an operator can do; then the same record will be taken.
-
-All other failed deliveries are consequences of something else (purged by an abort, timed out in an outage, fenced) and
-say nothing about the record."""
-
-NO_SUCH_TOPIC: Final = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-    }
-)
+NO_SUCH_TOPIC: Final = codes.NO_SUCH_TOPIC | {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 
 BAD_OFFSET: Final = frozenset(
     {
@@ -110,22 +85,6 @@ def error_of(exception: BaseException) -> KafkaError:
     """The ``KafkaError`` inside an exception of confluent-kafka; ``_FAIL`` with its text for anything else."""
     first = exception.args[0] if exception.args else None
     return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
-
-
-def nothing_listens(addresses: str) -> str:
-    """Return the message for brokers that refuse every connection."""
-    hosts = [address.strip().rpartition(":")[0] for address in addresses.split(",")]
-    here = any(host in ("localhost", "[::1]") or host.startswith("127.") for host in hosts)
-    advice = "(kes broker start)" if here else "(check the address, too)"
-    return f"nothing listens at {addresses}: is it running? {advice}"
-
-
-def plain(reason: str, addresses: str) -> str:
-    """Return the last news of the connections, in plain words where no broker is there at all."""
-    # Of several brokers another one may be there, and a broker may advertise an address that refuses.
-    only, wherever = addresses.strip(), ("/", ": Connection")  # as librdkafka has it, and our own connections
-    refused = "Connection refused" in reason and "," not in only and any(only + end in reason for end in wherever)
-    return nothing_listens(addresses) if refused else reason
 
 
 def broker_unavailable(step: str, addresses: str, reason: str = "") -> BrokerUnavailable:

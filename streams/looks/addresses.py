@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from streams.errors import BrokerUnavailable, ConfigError
-from streams.kafka.translate import nothing_listens
+from streams.kafka.wire.explaining import nothing_listens
 from streams.settings import sources
 from streams.settings.config import EventSourceConfig
 

@@ -26,14 +26,13 @@ MOVED: Final = {
     "transaction=committing",
     ("streams.cli", "streams.cli"): "transactions=txn",
     ("streams.clients", "streams.kafka"): "connection permissions settings translate",
-    ("streams.clients", "streams.kafka.group"): "group_coordinator=coordinator "
+    ("streams.clients", "streams.kafka.group"): "group_coordinator=wire_link "
     "librdkafka_connect=broker_membership librdkafka_group=broker_group librdkafka_membership=broker_membership "
     "membership status_board",
     ("streams.clients", "streams.kafka.questions"): "admin cluster_view group_checks group_view hanging_transactions "
     "lags open_transactions questions=asking raw_log takeover trimming",
     ("streams.clients", "streams.kafka.reading"): "accepting consumer reader received",
-    ("streams.clients", "streams.kafka.wire"): "group_wire=group_bytes kafka_python kafka_python_client "
-    "kafka_python_manager kafka_python_settings",
+    ("streams.clients", "streams.kafka.wire"): "group_wire=group_bytes",
     ("streams.clients", "streams.kafka.writing"): "plain_producer sending",
     ("streams.clients.producing", "streams.kafka.wire"): "answers broker_connection=connection cluster compression "
     "messages placement protocol settings",

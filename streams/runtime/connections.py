@@ -12,7 +12,7 @@ from streams.kafka.group.connect import connect_group
 from streams.kafka.group.status_board import StatusBoard
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.takeover import SourceLog
-from streams.kafka.reading.consumer import INPUT, ONE_OF_SEVERAL, LogConsumer
+from streams.kafka.reading.consumer import LogConsumer
 from streams.kafka.reading.fetch_session import FOLLOWING
 from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.reading.reader import PartitionReader
@@ -108,7 +108,7 @@ class KafkaConnections:
     def consumer(self) -> LogConsumer:
         """Build the consumer of the source topic."""
         # Each of several inputs waits for the others, so their consumers report ends.
-        return LogConsumer(self._source_settings, self._config.topic, INPUT if self._inputs == 1 else ONE_OF_SEVERAL)
+        return LogConsumer(self._source_settings, self._config.topic, ends=self._inputs > 1)
 
     def input(self) -> Poller:
         return self._poller(self.consumer)
@@ -116,7 +116,7 @@ class KafkaConnections:
     def further_inputs(self, topics: Sequence[str]) -> list[Input]:
         # This is set before the consumer of the source is built, which depends on it.
         self._inputs = 1 + len(topics)
-        return [self._poller(partial(LogConsumer, self._settings, topic, ONE_OF_SEVERAL)) for topic in topics]
+        return [self._poller(partial(LogConsumer, self._settings, topic, ends=True)) for topic in topics]
 
     def _poller(self, connect: Callable[[], LogConsumer]) -> Poller:
         """Build the thread that reads one input; all of a process share the room."""

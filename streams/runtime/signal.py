@@ -53,6 +53,11 @@ class Signal:
         if not self._waiters.woken:
             self._waiters.wake()
 
+    @property
+    def is_set(self) -> bool:
+        """Check for a notification that no task has taken yet."""
+        return self._waiters.woken
+
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until notified; ``False`` if ``timeout`` seconds passed before."""
         waiters = self._waiters

@@ -2,7 +2,7 @@
 
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
-                                                BANK_LEAVE_SECONDS, BANK_PARTITIONS,
+                                                BANK_LEAVE_SECONDS, BANK_PARTITIONS, BANK_STATIC,
                                                 BANK_COPIES (of topics); those of bank_ahead.py)
 
 BANK_FOLDER=FOLDER       state is kept there
@@ -132,6 +132,7 @@ def build(
     membership = settings.setdefault("membership", os.environ.get("BANK_MEMBERSHIP") or "streams")
     default = "incremental" if membership == "streams" else "cooperative-sticky"
     settings.setdefault("strategy", os.environ.get("BANK_STRATEGY") or default)
+    settings.setdefault("static_membership", bool(os.environ.get("BANK_STATIC")))
     settings.setdefault("num_standbys", int(os.environ.get("BANK_STANDBYS") or 0))
     settings.setdefault("leave_timeout_seconds", float(os.environ.get("BANK_LEAVE_SECONDS") or 10))
     copies = int(os.environ.get("BANK_COPIES") or 1)

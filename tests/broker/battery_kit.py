@@ -297,12 +297,12 @@ class Bank:
 
     def must_be_exact(self) -> Report:
         """Stop everybody in good order; then nothing may be lost, doubled, or out of order. What a fenced one began and
-        did not end is ended by the broker: by the transaction's timeout, which it looks for every 10 s."""
+        did not end is ended by the broker, when its time is over."""
         self.stop_all()
         deadline = time.monotonic() + BROKER_ENDS_SECONDS
         report = self.check()
         while any("a transaction hangs" in text for text in report.differences) and time.monotonic() < deadline:
-            time.sleep(1.0)
+            time.sleep(0.5)
             report = self.check()
         assert not report.differences, report
         assert report.inputs == self.produced, report

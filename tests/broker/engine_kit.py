@@ -191,7 +191,7 @@ class Lab:
         return decode_offset(found[-1]).offset if found else None
 
     async def committed(self) -> dict[int, int]:
-        """The group's committed offsets. What a dead one left open hides them until the broker looks, every 10 s."""
+        """The group's committed offsets. What a dead one left open hides them until its time is over."""
         return await asyncio.to_thread(self.admin.committed, self.group, self.topic, PATIENCE)
 
     async def check_settled(self, *topics: str) -> None:

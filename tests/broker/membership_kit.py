@@ -15,7 +15,6 @@ from confluent_kafka import admin as _admin
 from streams.core.assignor import sticky_plan
 from streams.kafka.group.broker_membership import connect_broker_group
 from streams.kafka.group.connect import connect_group
-from streams.kafka.group.coordinator import KafkaPythonLink
 from streams.kafka.wire.security import Security
 from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Revoked
 from tests.unit.waiting import PATIENCE, wait_until
@@ -95,9 +94,6 @@ class Seat:
     def freeze(self) -> Callable[[], None]:
         """No heartbeats until what is returned is called."""
         thawed = threading.Event()
-        if isinstance(self.membership._link, KafkaPythonLink):
-            self.membership._link.post(lambda: thawed.wait(60.0))
-            return thawed.set
         line = self.membership._link._protocol._line  # its thread is that of all members of the process
         ready = line.ready
 
@@ -111,18 +107,14 @@ class Seat:
 
     def when_it_gives_up(self, note: Callable[[], None]) -> None:
         """Call ``note`` when the broker has its LeaveGroup, of a member that gives itself up."""
-        link = self.membership._link
-        if isinstance(link, KafkaPythonLink):
-            assert link._coordinator is not None
-            link._coordinator._handle_leave_group_response = lambda _: note()
-        else:
-            leave = link._protocol._leave_as
+        protocol = self.membership._link._protocol
+        leave = protocol._leave_as
 
-            async def noted(*args: Any) -> None:
-                await leave(*args)
-                note()
+        async def noted(*args: Any) -> None:
+            await leave(*args)
+            note()
 
-            link._protocol._leave_as = noted
+        protocol._leave_as = noted
 
     @property
     def metadata(self) -> bytes:

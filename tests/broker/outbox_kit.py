@@ -42,10 +42,11 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 def _patient(start: Callable[[], object]) -> bool:
-    """Try once; a start has ten seconds there, which a busy machine may need for a recovery."""
+    """Try once; a start has ten seconds there, which a busy machine may need for a recovery, and one that is under way
+    is an error."""
     try:
         start()
-    except subprocess.SubprocessError:
+    except (subprocess.SubprocessError, AssertionError):
         return False
     return True
 

@@ -11,7 +11,7 @@ import pytest
 
 from streams.errors import OffsetError, TopicError
 from streams.kafka.questions.admin import TopicAdmin
-from streams.kafka.reading.consumer import INPUT, LOG_START, LogConsumer
+from streams.kafka.reading.consumer import LOG_START, LogConsumer
 from streams.kafka.reading.fetch_session import FOLLOWING
 from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.settings import ClientSettings
@@ -38,7 +38,7 @@ def role() -> str:
 @pytest.fixture
 def got(settings: ClientSettings, topic: str, role: str) -> Iterator[Received]:
     is_tail = role == "tail"
-    consumer = LogFetcher(settings, topic, FOLLOWING) if is_tail else LogConsumer(settings, topic, INPUT)
+    consumer = LogFetcher(settings, topic, FOLLOWING) if is_tail else LogConsumer(settings, topic, ends=False)
     yield Received(consumer)
     consumer.close()
 

@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from streams.broker import KafkaCluster
 from streams.errors import OffsetError, StreamsError, TopicError, TopicReplaced
 from streams.kafka.questions.admin import TopicAdmin
-from streams.kafka.reading.consumer import LOOK_UP, LogConsumer
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord
-from tests.broker.client_kit import PATIENCE, Received, Writer, create, numbers, rows, truncate, writing
+from tests.broker.client_kit import PATIENCE, Writer, create, numbers, rows, truncate, writing
 from tests.broker.gate import gate
 from tests.unit.waiting import wait_until
 
@@ -43,14 +42,28 @@ def readers(settings: ClientSettings) -> Iterator[tuple[PartitionReader, TopicAd
 
 
 def by_librdkafka(settings: ClientSettings, topic: str, spans: dict[int, tuple[int, int]]) -> Records:
-    with contextlib.closing(LogConsumer(settings, topic, LOOK_UP)) as consumer:
-        got = Received(consumer)
-        consumer.add_all({number: start for number, (start, end) in spans.items() if start < end})
-        got.until(lambda: all(got.position.get(number, start) >= end for number, (start, end) in spans.items()))
-    return {
-        number: [record for record in got.records.get(number, []) if record.offset < end]
-        for number, (_, end) in spans.items()
-    }
+    """Read by its consumer as it is: nothing of the toolkit but the class of records."""
+    found: Records = {number: [] for number in spans}
+    left = {number for number, (start, end) in spans.items() if start < end}
+    config = {"bootstrap.servers": settings.bootstrap_servers, "group.id": "none", "enable.auto.commit": False}
+    consumer = Consumer({**config, "isolation.level": "read_committed", "enable.partition.eof": True})
+    with contextlib.closing(consumer):
+        consumer.assign([TopicPartition(topic, number, spans[number][0]) for number in left])
+        deadline = time.monotonic() + PATIENCE
+        while left:
+            assert time.monotonic() < deadline, left
+            for message in consumer.consume(500, 0.05):
+                number, offset = message.partition(), message.offset()
+                if message.error() is not None:
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                elif offset < spans[number][1]:
+                    _, stamp = message.timestamp()
+                    headers = None if message.headers() is None else tuple(message.headers())
+                    record = IncomingRecord(topic, number, offset, message.key(), message.value(), headers, stamp)
+                    found[number].append(record)
+                if offset >= spans[number][1] - (message.error() is None):
+                    left.discard(number)
+    return found
 
 
 def places(found: Records) -> set[tuple[int, int]]:

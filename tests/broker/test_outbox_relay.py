@@ -78,7 +78,7 @@ def test_a_database_that_is_killed(ledger: Ledger, each_postgres: PostgresServer
     relay = start(ledger)
     ledger.write(random.Random(seed), 20)
     ledger.until_empty(relay)  # it runs
-    for number in range(3):
+    for number in range(2):
         ledger.write(random.Random(seed + number), 40)
         each_postgres.kill()
     ledger.until_empty(relay)

@@ -1,21 +1,28 @@
 """A rolling upgrade, and back: members of the code of before and of this one in one group, on a real broker.
 
 Wire formats, changelog and group metadata are those of before: each code restores and takes over what the other wrote,
-leads a group with the other in it, and fences what the other left open. The code of before comes out of the history;
-without one (a source tarball, a shallow clone) the test is skipped.
+leads a group with the other in it, and fences what the other left open. The code of before speaks the group protocol
+by kafka-python. It comes out of the history; without one (a source tarball, a shallow clone) the test is skipped.
 """
 
 from __future__ import annotations
 
 import re
+import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from streams.broker import KafkaBroker, KafkaCluster
 from tests.broker import bank
 from tests.broker.battery_kit import ENDLESS, Bank, Worker, wait_until
+from tests.broker.kafka_versions import kafka_of
 from tests.broker.releases import BEFORE, unpack
+from tests.broker.test_battery_outages import forget_the_group
 from tests.broker.test_kept_stores import LOADED, QUICK, restored
+from tests.soak.kit import Watch, bank_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(480)]
 
@@ -25,13 +32,30 @@ CAME = r"PartitionMoved\(.*direction='in'"
 """A partition that came by the marker in its donor's last transaction: no take-over, the other code handed it over."""
 
 
+MOVED = r"PartitionMoved\("
+STATIC = '    settings.setdefault("static_membership", bool(os.environ.get("BANK_STATIC")))\n'
+"""A line of this code's bank, which that of before lacks."""
+ORDERS = [("before", "this"), ("this", "before")]
+"""Whose code is there, and whose comes."""
+
+
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree of the code of before."""
     tree = tmp_path_factory.mktemp("before")
     if not unpack(BEFORE, tree):
         pytest.skip(f"the history is not here, so the code of before ({BEFORE[:7]}) is not, either")
+    program = tree / "tests/broker/bank.py"
+    head, line, rest = program.read_text().partition('    settings.setdefault("num_standbys"')
+    assert line
+    program.write_text(head + STATIC + line + rest)
     return tree
+
+
+@pytest.fixture
+def codes(before: Path) -> dict[str, dict[str, str]]:
+    """What makes a worker one of the code."""
+    return {"before": {"PYTHONPATH": str(before)}, "this": {}}
 
 
 def share_evenly(*workers: Worker) -> None:
@@ -121,3 +145,142 @@ def test_folders_and_snapshots_of_the_code_of_before_are_taken(
     bank_group.check_stores()
     assert elsewhere.times(r"the snapshot manifest-") == bank.PARTITIONS
     bank_group.must_be_exact()
+
+
+# ----------------------------------------------------------------------------------------- struck, in both orders
+
+
+def works_on(worker: Worker, count: int) -> None:
+    wait_until(lambda: worker.works_on() == count, f"{worker.instance} works on {count}, not {worker.works_on()}")
+
+
+def struck(group: Bank, there: dict[str, str], comes: dict[str, str], seed: int) -> None:
+    """Moves to and fro, kills with a transaction open, a freeze past the session: one after the other, under load."""
+    half, all_of_them = group.partitions // 2, group.partitions
+    load = group.load(ENDLESS, KEYS, seed, 300)
+    first = group.start("first", **QUICK, **there)
+    works_on(first, all_of_them)
+    second = group.start("second", **QUICK, **comes)
+    works_on(second, half)
+    assert second.times(CAME), "nothing was handed over"
+    second.kill()
+    works_on(first, all_of_them)
+    second = group.start("second", **QUICK, **comes)
+    works_on(second, half)
+    first.signal(signal.SIGSTOP)
+    frozen = psutil.Process(first.process.pid)
+    wait_until(lambda: frozen.status() == psutil.STATUS_STOPPED, "the member freezes")
+    works_on(second, all_of_them)
+    first.signal(signal.SIGCONT)
+    works_on(first, half)
+    first.kill()
+    works_on(second, all_of_them)
+    first = group.start("first", **QUICK, **there)
+    works_on(first, half)
+    assert second.stop() == 0, second.last_words()
+    works_on(first, all_of_them)
+    load.stop()
+    exact(group)
+
+
+def exact(group: Bank) -> None:
+    group.wait_handled()
+    group.check_stores()
+    group.must_be_exact()
+
+
+@pytest.mark.parametrize(("there", "comes"), ORDERS)
+def test_kills_and_freezes(
+    bank_group: Bank, codes: dict[str, dict[str, str]], there: str, comes: str, seed: int
+) -> None:
+    struck(bank_group, codes[there], codes[comes], seed)
+
+
+@pytest.mark.parametrize("version", ["3.0.2", "3.9.1", "4.0.1", "4.1.1"])
+def test_kills_and_freezes_on_another_kafka(
+    version: str, codes: dict[str, dict[str, str]], tmp_path: Path, seed: int
+) -> None:
+    """The embedded broker is of version 4.3."""
+    with kafka_of(version) as broker:
+        for number, (there, comes) in enumerate(ORDERS):
+            group = Bank(broker.bootstrap_servers, f"bank{number}", tmp_path)
+            try:
+                struck(group, codes[there], codes[comes], seed + number)
+            finally:
+                group.close()
+
+
+@pytest.mark.parametrize(("there", "comes"), ORDERS)
+def test_a_static_member_is_restarted_with_the_other_code(
+    bank_group: Bank, codes: dict[str, dict[str, str]], there: str, comes: str, seed: int
+) -> None:
+    """Its partitions come back to it, and the other one keeps its own."""
+    settings = {"BANK_SESSION_SECONDS": "20", "BANK_STATIC": "1"}
+    load = bank_group.load(ENDLESS, KEYS, seed, 300)
+    other = bank_group.start("other", **settings, **codes[there])
+    restarts = bank_group.start("restarts", **settings, **codes[there])
+    share_evenly(other, restarts)
+    theirs, mine, moves = partitions_of(other), partitions_of(restarts), other.times(MOVED)
+    restarts.kill()
+    successor = bank_group.start("restarts", **settings, **codes[comes])
+    share_evenly(other, successor)
+    assert (partitions_of(other), partitions_of(successor)) == (theirs, mine)
+    assert other.times(MOVED) == moves
+    load.stop()
+    exact(bank_group)
+
+
+def partitions_of(worker: Worker) -> set[int]:
+    """What it works on."""
+    dump = worker.dump()
+    assert dump is not None
+    return {store.partition for store in dump.stores if store.role == "active"}
+
+
+def test_the_coordinator_comes_back_without_its_memory(
+    broker: KafkaBroker, fragile_group: Bank, codes: dict[str, dict[str, str]], seed: int
+) -> None:
+    """Members of both codes are void, and none is met under the id that it had."""
+    group = fragile_group
+    workers = [group.start(name, **code) for name, code in codes.items()]
+    load = group.load(ENDLESS, KEYS, seed, 500)
+    share_evenly(*workers)
+    broker.kill()
+    forget_the_group(broker)
+    broker.restart()
+    for worker in workers:
+        wait_until(lambda worker=worker: worker.said("membership lost"), f"{worker.instance} hears of it")  # type: ignore[misc]
+    group.wait_progress(100)
+    share_evenly(*workers)
+    load.stop()
+    exact(group)
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen", "restarted"])
+def test_the_coordinator_moves_to_another_broker(
+    how: str, codes: dict[str, dict[str, str]], tmp_path: Path, seed: int
+) -> None:
+    with KafkaCluster(3, properties={"broker.session.timeout.ms": "9000"}) as cluster:
+        group = bank_on(cluster, "mixed", tmp_path)
+        watch, load = Watch(group), group.load(ENDLESS, KEYS, seed, 100)
+        workers = [group.start(name, **code) for name, code in codes.items()]
+        for worker in workers:
+            works_on(worker, group.partitions // 2)
+        gone = cluster.node(cluster.group_coordinator(group.group))
+        began = time.monotonic()
+        gone.freeze() if how == "frozen" else gone.kill()
+        if how == "restarted":
+            gone.restart()
+        try:
+            third = group.start("third")  # a join in the middle of it
+            wait_until(lambda: third.works_on() > 0, "it is a member")
+            wait_until(lambda: watch.all_since(began + 9.0), "every partition gives something")
+            print(f"silence {max(watch.largest_gaps(began, time.monotonic()).values()):.1f} s")
+        finally:
+            if how != "restarted":
+                gone.thaw() if how == "frozen" else gone.restart()
+        cluster.wait_in_sync()
+        load.stop()
+        group.wait_handled()
+        watch.stop()
+        group.must_be_exact()

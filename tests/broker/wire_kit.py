@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import import_module
 from typing import Any
 
 from streams.broker.probe import HOST
@@ -102,7 +102,10 @@ def create(settings: ClientSettings, spec: TopicSpec) -> None:
 
 async def set_transaction_version(address: str, level: int) -> None:
     """Finalize this level, and wait until the broker says so."""
-    request: Any = import_module("kafka.protocol.admin").UpdateFeaturesRequest
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own use of importlib.resources
+        from kafka.protocol.admin import UpdateFeaturesRequest
+    request: Any = UpdateFeaturesRequest
     update = request.FeatureUpdateKey(
         feature="transaction.version", max_version_level=level, upgrade_type=3 if level < 2 else 1
     )

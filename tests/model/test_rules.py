@@ -28,12 +28,14 @@ MODELS: dict[type[Enum], tuple[type[Any], ModuleType, Any]] = {
     journal_rules.JournalRule: (journal_rules.JournalModel, journal_rules, journal_rules.STANDARD),
     lookup_rules.LookupRule: (lookup_rules.LookupModel, lookup_rules, lookup_rules.STANDARD[:1]),
     marker_rules.MarkerRule: (marker_rules.MarkerModel, marker_rules, marker_rules.STANDARD),
-    outbox_rules.OutboxRule: (outbox_rules.OutboxModel, outbox_rules, outbox_rules.STANDARD),
+    outbox_rules.OutboxRule: (outbox_rules.OutboxModel, outbox_rules, outbox_rules.STANDARD[:1]),
     snapshot_rules.SnapshotRule: (snapshot_rules.SnapshotModel, snapshot_rules, snapshot_rules.STANDARD),
 }
 """By the rules of each: its model, the module of its worlds, and those worlds that every change explores."""
 NIGHTLY = {*snapshot_rules.DEEP, *lookup_rules.STANDARD[1:]}
 """Worlds of rules that are taken out nightly only."""
+FARTHEST = {outbox_rules.OutboxRule.GUARD}
+"""So are these rules; ``unit/test_outbox.py`` has what they say."""
 
 WORLDS = [
     pytest.param(
@@ -43,7 +45,11 @@ WORLDS = [
     for world in (*module.STANDARD, *module.DEEP)
 ]
 RULES = [
-    pytest.param(rule, id=f"{of.__name__}-{rule.name}", marks=pytest.mark.nightly if rule.value[1] in NIGHTLY else [])
+    pytest.param(
+        rule,
+        id=f"{of.__name__}-{rule.name}",
+        marks=pytest.mark.nightly if rule.value[1] in NIGHTLY or rule in FARTHEST else [],
+    )
     for of in MODELS
     for rule in of
 ]

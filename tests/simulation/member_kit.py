@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable, Collection
 from functools import partial
@@ -24,6 +25,8 @@ from streams.testing.simulation.virtual_time import elapse
 from .wire_asker import GROUP, Asker
 
 SESSION, BEAT, REBALANCE = 6.0, 0.3, 15.0
+_SEQUENCES = itertools.count(1, 1_000)
+"""Counters of reports begin at the time of day: those of a restarted process are others."""
 
 
 class Machine:
@@ -85,7 +88,7 @@ class Member:
             rebalance_timeout_ms=int(settings.pop("rebalance", REBALANCE) * 1000),
             **settings,
         )
-        self.is_alive = True
+        self.is_alive, self.sequence = True, next(_SEQUENCES)
         self.membership = self.made(client, checked)
         self.events: list[GroupEvent] = []
         self.history: list[tuple[float, GroupEvent, Any]] = []
@@ -94,7 +97,7 @@ class Member:
     def made(self, client: WireClient, settings: GroupSettings) -> GroupMembership:
         """Make the membership."""
         link = SimLink(client, settings, self.machine.loop.time)
-        return GroupMembership(link, settings, lambda: self.is_alive, sequence=1)
+        return GroupMembership(link, settings, lambda: self.is_alive, self.sequence)
 
     def _hear(self, event: GroupEvent) -> None:
         self.events.append(event)

@@ -21,7 +21,7 @@ from .safeguards import Patch, left_out, missed
 JOIN, SYNC, HEARTBEAT = GroupRequest.JOIN, GroupRequest.SYNC, GroupRequest.HEARTBEAT
 
 
-def _edited(function: Callable[..., Any], before: str, after: str) -> Any:
+def edited_text(function: Callable[..., Any], before: str, after: str) -> Any:
     """Return a function with a piece of its text replaced."""
     text = textwrap.dedent(inspect.getsource(function))
     assert text.count(before) == 1, f"{function.__qualname__} has no {before!r} any more"
@@ -33,7 +33,7 @@ def _edited(function: Callable[..., Any], before: str, after: str) -> Any:
 
 def edited(name: str, owner: Any, method: str, before: str, after: str, rule: str, profile: str, seed: int = 0) -> None:
     """Register a safeguard that is a piece of a method's text."""
-    left_out(name, owner, method, _edited(getattr(owner, method), before, after), rule, profile, seed=seed)
+    left_out(name, owner, method, edited_text(getattr(owner, method), before, after), rule, profile, seed=seed)
 
 
 def answered(

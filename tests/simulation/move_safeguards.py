@@ -183,7 +183,7 @@ def spare_copies_begin_where_the_receiver_is(
     original(self, partition, store, offset, timers, log.stable, *rest)
 
 
-@missed("take-over", "evictions", "struck_moves", "forgets", seed=77)
+@missed("take-over", "evictions", "struck_moves", "forgets", seed=128)
 def copies_that_others_write_to_are_judged(patch: Patch) -> None:
     patch.setattr(takeover, "_fits", lambda copy, changelog: copy.position >= takeover._goal(changelog))
     patch.setattr(Engine, "is_current", property(lambda self: True))

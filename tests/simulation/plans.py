@@ -27,6 +27,8 @@ class Plan(Conditions, frozen=True, kw_only=True):
     structures: bool = False
     """A store of several structures: the plain table, indexed, and windows and entries that expire beside it."""
     kinds: tuple[str, ...] = ("Add",)
+    ahead: bool = True
+    """Work of some kind may run ahead of its turn. Without it partitions handle records where they are delivered."""
     interjections: bool = False
     timers: bool = False
     """Some events set timers."""
@@ -60,6 +62,7 @@ class Plan(Conditions, frozen=True, kw_only=True):
 
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
 JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
+AHEAD = frozenset(("Fetch", "Crunch", "Chained", "Turn", "Wobbly", "Hopeless"))
 BULK_KINDS = (("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))
 CALLS = ("send", "commit", "flush", "abort", "init", "ask", "member", "leader")
 COMING = ("start", "start", "stop")
@@ -346,6 +349,7 @@ def plan_of(seed: int, profile: str = "") -> Plan:
         sizes["strategies"] = (("incremental",),)
     timers = random.Random(f"timers {seed}").random() < 0.4
     own = PROFILES[profile](rng)
+    ahead = random.Random(f"ahead {seed}").random() < 0.5 or not AHEAD.isdisjoint(own.get("kinds", ()))
     rng = random.Random(f"wire {seed}")
     wire: dict[str, object] = {
         "nodes": rng.choice((1, 2, 3)),
@@ -353,4 +357,4 @@ def plan_of(seed: int, profile: str = "") -> Plan:
         "verifies": rng.random() < 0.5,
         "kills": 0.0 if own.get("smooth") else rng.choice((0.0, 0.003, 0.01)),
     }
-    return Plan(**{**sizes, **wire, **own, "timers": timers})  # type: ignore[arg-type]
+    return Plan(**{**sizes, **wire, **own, "timers": timers, "ahead": ahead})

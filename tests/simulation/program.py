@@ -317,7 +317,8 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     register("Bulk", bulk, on_error=DEAD_LETTER, batch=True)
     register("Alarm", alarm)
     source.register_event_type(AlarmRing, ring, on_error=RETRIES)
-    _register_ahead(source, process, add)
+    if plan.ahead:
+        _register_ahead(source, process, add)
     if plan.interjections:
         source.schedule_interjection(tick, every=0.7, jitter=0.2)
     return source

@@ -154,7 +154,7 @@ left_out(
 )  # fmt: skip
 
 
-@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=357)
+@instead(Partitions, "give_up", "section 8", "slow_rebalances", seed=250)
 async def released_while_another_drain_runs(original: Any, self: Partitions, worker: PartitionWorker) -> None:
     if worker.state is not PartitionState.DRAINING:
         await original(self, worker)

@@ -343,6 +343,20 @@ async def a_member_that_freezes_before_its_sync_group_is_not_waited_for(asker: A
         await settled(first, second)
 
 
+async def a_restarted_static_member_does_not_take_what_was_made_for_its_predecessor(asker: Asker) -> None:
+    """The broker answers with the assignment that it has, which names the predecessor's id in orders."""
+    first, other = Member(asker, "a", static=True), Member(asker, "b", static=True)
+    await settled(first, other)
+    made_for, former = first.generation, first.id
+    first.membership.close(3.0)
+    await elapse(BEAT)
+    successor = Member(asker, "a", static=True)
+    await settled(successor, other)
+    assert successor.id != former
+    assert successor.of(Assigned)[0].generation > made_for
+    assert other.of(Lost) == other.of(Revoked) == []
+
+
 async def four_members_join_for_400_partitions_at_once(asker: Asker) -> None:
     members = [Member(asker, name, partitions=400) for name in "abcd"]
     await settled(*members)
@@ -355,8 +369,7 @@ SCENES = [
 ]
 
 
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_scene(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def play(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     async def script(loop: VirtualTimeLoop) -> None:
         await scene(Asker(loop, nodes=2))
 
@@ -368,6 +381,12 @@ def test_scene(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     ]
     assert len(said) == (2 if scene is codes_that_are_none_are_named_once_and_tried_on else 0), said
     assert "unexpected failure" not in caplog.text
+    assert "not understood" not in caplog.text
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_scene(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    play(scene, caplog)
 
 
 def test_versions_are_those_of_the_codec_and_of_kafka_2_8() -> None:

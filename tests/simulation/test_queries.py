@@ -62,7 +62,7 @@ def test_no_answer_is_stale_dirty_or_backwards(monkeypatch: pytest.MonkeyPatch) 
 
 def test_there_are_answers_of_each_kind() -> None:
     counts: Counter[str] = Counter()
-    for seed in (0, 2):
+    for seed in (0, 4):
         counts += QueryWorld(seed).run().counts
     assert all(counts[kind] > 20 for kind in ("leased", "point", "confirmed", "copy", "refused")), counts
 

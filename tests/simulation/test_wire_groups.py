@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
+from streams.kafka.wire.schemas.offset_commit import OffsetCommitRequest
+from streams.kafka.wire.schemas.offset_fetch import OffsetFetchRequest
 from streams.testing.simulation.classic_group import State
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import elapse
-from tests.wire import kafka_python
 
 from .wire_asker import GROUP, Asker, run
 
@@ -249,8 +251,8 @@ async def another_coordinator_goes_on_from_the_log(asker: Asker) -> None:
 
 
 async def a_node_that_does_not_coordinate_says_so(asker: Asker) -> None:
-    kind = kafka_python.HeartbeatRequest
-    request = kind(version=4, group_id=GROUP, generation_id=1, member_id="m", group_instance_id=None)
+    kind = HeartbeatRequest
+    request = kind(group_id=GROUP, generation_id=1, member_id="m", group_instance_id=None)
     wrong = 1 - asker.wire.node_of(GROUP)
     assert (await asker.ask(request, 4, node=wrong)).error_code == 16
     assert (await asker.join(strike=Strike.NOT_YET)).error_code == 14
@@ -296,29 +298,29 @@ def test_an_empty_group_waits_for_more_members() -> None:
 
 
 async def commit(asker: Asker, member: str, generation: int, note: str = "") -> int:
-    kind = kafka_python.OffsetCommitRequest
+    kind = OffsetCommitRequest
     of = kind.OffsetCommitRequestTopic
     entry = of.OffsetCommitRequestPartition(
         partition_index=1, committed_offset=0 if note else 5, committed_leader_epoch=-1, committed_metadata=note
     )
     topics = [of(name="changelog" if note else "source", partitions=[entry])]
     request = kind(
-        version=8, group_id=GROUP, generation_id_or_member_epoch=generation, member_id=member,
+        group_id=GROUP, generation_id_or_member_epoch=generation, member_id=member,
         group_instance_id=None, topics=topics,
     )  # fmt: skip
     return int((await asker.ask(request, 8)).topics[0].partitions[0].error_code)
 
 
 async def fetch(asker: Asker, topic: str, version: int = 8, *, stable: bool = True) -> tuple[int, str, int]:
-    kind = kafka_python.OffsetFetchRequest
+    kind = OffsetFetchRequest
     if version >= 8:
         of = kind.OffsetFetchRequestGroup
         topics = [of.OffsetFetchRequestTopics(name=topic, partition_indexes=[1])]
-        groups = [of(version=version, group_id=GROUP, topics=topics)]
-        answer = await asker.ask(kind(version=version, groups=groups, require_stable=stable), version)
+        groups = [of(group_id=GROUP, topics=topics)]
+        answer = await asker.ask(kind(groups=groups, require_stable=stable), version)
         found = answer.groups[0].topics[0].partitions[0]
     else:
         topics = [kind.OffsetFetchRequestTopic(name=topic, partition_indexes=[1])]
-        request = kind(version=version, group_id=GROUP, topics=topics, require_stable=stable)
+        request = kind(group_id=GROUP, topics=topics, require_stable=stable)
         found = (await asker.ask(request, version)).topics[0].partitions[0]
     return found.committed_offset, found.metadata, found.error_code

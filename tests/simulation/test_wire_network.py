@@ -8,15 +8,16 @@ from typing import Any, cast
 
 import pytest
 
+from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
+from streams.kafka.wire.schemas.join_group import JoinGroupRequest
 from streams.testing.simulation.faults import Conditions, Faults, Strike
 from streams.testing.simulation.network import SimNetwork
 from streams.testing.simulation.process import Process
 from streams.testing.simulation.virtual_time import VirtualTimeLoop, elapse
-from tests.wire import kafka_python
 
 from .wire_asker import GROUP, Asker, frame_of, run
 
-HEARTBEAT = kafka_python.HeartbeatRequest(group_id=GROUP, generation_id=9, member_id="m", group_instance_id=None)
+HEARTBEAT = HeartbeatRequest(group_id=GROUP, generation_id=9, member_id="m", group_instance_id=None)
 
 
 class Bare:
@@ -69,7 +70,7 @@ def send(transport: Any, request: Any, version: int, number: int) -> None:
 
 
 def joining(member: str) -> Any:
-    kind = kafka_python.JoinGroupRequest
+    kind = JoinGroupRequest
     return kind(
         group_id=GROUP,
         session_timeout_ms=10_000,

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
+from streams.kafka.wire.schemas.delete_records import DeleteRecordsRequest
+from streams.kafka.wire.schemas.describe_log_dirs import DescribeLogDirsRequest
+from streams.kafka.wire.schemas.describe_transactions import DescribeTransactionsRequest
+from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
+from streams.kafka.wire.schemas.init_producer_id import InitProducerIdRequest
+from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest
+from streams.kafka.wire.schemas.list_transactions import ListTransactionsRequest
+from streams.kafka.wire.schemas.metadata import MetadataRequest
 from streams.testing.simulation.broker import LogEntry
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import elapse
-from tests.wire import kafka_python
 
 from .wire_asker import GROUP, Asker, run
 
@@ -59,11 +66,11 @@ async def leaders_only_answer_for_what_they_lead(asker: Asker) -> None:
 async def records_are_deleted_up_to_an_offset(asker: Asker) -> None:
     for _ in range(5):
         asker.broker.append(TOPIC, 1, None, b"v", None)
-    kind = kafka_python.DeleteRecordsRequest
+    kind = DeleteRecordsRequest
     of = kind.DeleteRecordsTopic
     for before, expected in [(3, (0, 3)), (2, (0, 3)), (6, (1, -1)), (-2, (1, -1)), (-1, (0, 5))]:
         topics = [of(name=TOPIC, partitions=[of.DeleteRecordsPartition(partition_index=1, offset=before)])]
-        answer = await ask_leader(asker, kind(version=2, topics=topics, timeout_ms=1000), 2)
+        answer = await ask_leader(asker, kind(topics=topics, timeout_ms=1000), 2)
         found = answer.topics[0].partitions[0]
         assert (found.error_code, found.low_watermark) == expected, before
     assert asker.broker.range(TOPIC, 1) == (5, 5)
@@ -71,11 +78,11 @@ async def records_are_deleted_up_to_an_offset(asker: Asker) -> None:
 
 async def sizes_come_from_the_leaders(asker: Asker) -> None:
     asker.broker.append(TOPIC, 1, None, b"v", None)
-    kind = kafka_python.DescribeLogDirsRequest
+    kind = DescribeLogDirsRequest
     topics = [kind.DescribableLogDirTopic(topic=TOPIC, partitions=[0, 1, 2, 3])]
     sizes: dict[int, int] = {}
     for node in range(2):
-        answer = await asker.ask(kind(version=4, topics=topics), 4, node=node)
+        answer = await asker.ask(kind(topics=topics), 4, node=node)
         found = answer.results[0].topics[0].partitions
         assert not sizes.keys() & {each.partition_index for each in found}
         sizes |= {each.partition_index: each.partition_size for each in found}
@@ -97,7 +104,7 @@ async def transactions_are_listed_by_their_coordinators(asker: Asker) -> None:
         "open": "Ongoing",
         "ending": "PrepareAbort",
     }
-    kind = kafka_python.DescribeTransactionsRequest
+    kind = DescribeTransactionsRequest
     for name, state in states.items():
         request = kind(transactional_ids=[name])
         node = asker.wire.node_of(name)
@@ -117,10 +124,10 @@ async def an_open_transaction_is_fenced_by_another_producer(asker: Asker) -> Non
     broker = asker.broker
     broker.init("id", 5.0)
     broker.produce("id", 0, TOPIC, 1, LogEntry(None, b"open", None, None))
-    kind = kafka_python.InitProducerIdRequest
+    kind = InitProducerIdRequest
     codes = []
     while 0 not in codes:
-        request = kind(version=4, transactional_id="id", transaction_timeout_ms=5000, producer_id=-1, producer_epoch=-1)
+        request = kind(transactional_id="id", transaction_timeout_ms=5000, producer_id=-1, producer_epoch=-1)
         codes.append((await asker.ask(request, 4, node=asker.wire.node_of("id"))).error_code)
         await elapse(0.005)
     assert set(codes) == {51, 0}
@@ -131,13 +138,13 @@ async def an_open_transaction_is_fenced_by_another_producer(asker: Asker) -> Non
 async def metadata_has_the_ids_of_topics(asker: Asker) -> None:
     asker.broker.topics["other"] = 2
     asker.broker.append(TOPIC, 1, None, b"v", None)
-    kind = kafka_python.MetadataRequest
+    kind = MetadataRequest
     of = kind.MetadataRequestTopic
 
     async def ids(names: list[str] | None) -> dict[str, tuple[uuid.UUID, int]]:
         topics = None if names is None else [of(name=name) for name in names]
         request = kind(
-            version=10, topics=topics, allow_auto_topic_creation=False, include_cluster_authorized_operations=False,
+            topics=topics, allow_auto_topic_creation=False, include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
         )  # fmt: skip
         answer = await asker.ask(request, 10)
@@ -154,11 +161,11 @@ async def metadata_has_the_ids_of_topics(asker: Asker) -> None:
 
 
 async def coordinators_are_found_and_move(asker: Asker) -> None:
-    kind = kafka_python.FindCoordinatorRequest
+    kind = FindCoordinatorRequest
     for version in (3, 4):
         before = asker.wire.node_of(GROUP)
         asker.wire.move(GROUP)
-        request = kind(version=version, key=GROUP, key_type=0, coordinator_keys=[GROUP])
+        request = kind(key=GROUP, key_type=0, coordinator_keys=[GROUP])
         answer = await asker.ask(request, version, node=0)
         found = answer.coordinators[0] if version >= 4 else answer
         assert (found.error_code, found.node_id, found.port) == (0, 1 - before, 9000 + 1 - before)
@@ -189,21 +196,21 @@ async def offset(
     asker: Asker, timestamp: int, is_stable: bool = False, version: int = 5, *, topic: str = TOPIC, partition: int = 1,
     node: int | None = None, strike: Strike | None = None,
 ) -> tuple[int, int, int]:  # fmt: skip
-    kind = kafka_python.ListOffsetsRequest
+    kind = ListOffsetsRequest
     of = kind.ListOffsetsTopic
     entry = of.ListOffsetsPartition(partition_index=partition, current_leader_epoch=-1, timestamp=timestamp)
     topics = [of(name=topic, partitions=[entry])]
-    request = kind(version=version, replica_id=-1, isolation_level=int(is_stable), topics=topics)
+    request = kind(replica_id=-1, isolation_level=int(is_stable), topics=topics)
     at = asker.wire.node_of(topic, partition) if node is None else node
     found = (await asker.ask(request, version, node=at, strike=strike)).topics[0].partitions[0]
     return found.error_code, found.offset, found.timestamp
 
 
 async def listed(asker: Asker, states: list[str] | None = None, producers: list[int] | None = None) -> dict[str, str]:
-    kind = kafka_python.ListTransactionsRequest
+    kind = ListTransactionsRequest
     found: dict[str, str] = {}
     for node in range(2):
-        request = kind(version=0, state_filters=states or [], producer_id_filters=producers or [])
+        request = kind(state_filters=states or [], producer_id_filters=producers or [])
         answer = await asker.ask(request, 0, node=node)
         assert all(asker.wire.node_of(each.transactional_id) == node for each in answer.transaction_states)
         found |= {each.transactional_id: each.transaction_state for each in answer.transaction_states}

@@ -1,13 +1,18 @@
-"""Requests to a simulated broker in bytes, without a network between: each is encoded by kafka-python, answered, and
-decoded by it."""
+"""Requests to a simulated broker in bytes, without a network between."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from streams.kafka.wire.codec import decode_answer, encode, is_flexible
+from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
+from streams.kafka.wire.schemas.join_group import JoinGroupRequest
+from streams.kafka.wire.schemas.leave_group import LeaveGroupRequest
+from streams.kafka.wire.schemas.sync_group import SyncGroupRequest
 from streams.testing.simulation.broker import Broker
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
@@ -15,7 +20,6 @@ from streams.testing.simulation.wire_broker import WireBroker
 from streams.testing.simulation.wire_groups import WireGroups
 from streams.testing.simulation.wire_questions import WireQuestions
 from streams.testing.simulation.wire_requests import Request
-from tests.wire import kafka_python
 
 T = TypeVar("T")
 GROUP = "group"
@@ -23,9 +27,10 @@ GROUP = "group"
 
 def frame_of(request: Any, version: int, number: int = 7) -> bytes:
     """Encode a request, without its size."""
-    request.API_VERSION = version
-    request.with_header(correlation_id=number, client_id="asker")
-    return bytes(request.encode(header=True, framed=False))
+    name = b"asker"
+    head = struct.pack(">hhih", request.API_KEY, version, number, len(name)) + name
+    tags = b"\0" if is_flexible(type(request), version) else b""
+    return head + tags + encode(request, version)
 
 
 class Asker:
@@ -44,17 +49,16 @@ class Asker:
         at = self.wire.node_of(GROUP) if node is None else node
         answer = self.wire.answer(at, "host", taken, strike)
         data = answer if isinstance(answer, bytes) else await answer
-        return request.header.get_response_class().decode(data[4:], version=version, header=True)
+        return decode_answer(request, version, data[4:])
 
     async def join(
         self, member: str = "", *protocols: tuple[str, bytes], version: int = 9, session: float = 10.0,
         rebalance: float = 15.0, strike: Strike | None = None, **fields: Any,
     ) -> Any:  # fmt: skip
         """Send a JoinGroup as it is, without the second one for a member id."""
-        kind = kafka_python.JoinGroupRequest
+        kind = JoinGroupRequest
         of = kind.JoinGroupRequestProtocol
         request = kind(
-            version=version,
             **{
                 "group_id": GROUP,
                 "session_timeout_ms": int(session * 1000),
@@ -71,10 +75,9 @@ class Asker:
 
     async def sync(self, member: str, generation: int, plan: dict[str, bytes], version: int = 5, **fields: Any) -> Any:
         """Send a SyncGroup."""
-        kind = kafka_python.SyncGroupRequest
+        kind = SyncGroupRequest
         of = kind.SyncGroupRequestAssignment
         request = kind(
-            version=version,
             group_id=GROUP,
             generation_id=generation,
             member_id=member,
@@ -85,9 +88,8 @@ class Asker:
 
     async def heartbeat(self, member: str, generation: int, instance: str | None = None, version: int = 4) -> int:
         """Send a heartbeat: its code."""
-        kind = kafka_python.HeartbeatRequest
+        kind = HeartbeatRequest
         request = kind(
-            version=version,
             group_id=GROUP,
             generation_id=generation,
             member_id=member,
@@ -97,9 +99,9 @@ class Asker:
 
     async def leave(self, member: str, instance: str | None = None, version: int = 5) -> int:
         """Send a LeaveGroup: the code of the member."""
-        kind = kafka_python.LeaveGroupRequest
+        kind = LeaveGroupRequest
         leaver = kind.MemberIdentity(member_id=member, group_instance_id=instance, reason=None)
-        answer = await self.ask(kind(version=version, group_id=GROUP, member_id=member, members=[leaver]), version)
+        answer = await self.ask(kind(group_id=GROUP, member_id=member, members=[leaver]), version)
         return int(answer.error_code or (answer.members[0].error_code if answer.members else 0))
 
     async def member(self, *protocols: tuple[str, bytes], **fields: Any) -> Any:

@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 KEYS = 200
 PATIENCE = 600.0
 BROKER_ENDS_SECONDS = 30.0
-_QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # a job lives for seconds: it never pays back more
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -57,12 +56,7 @@ class Job:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.proof_job", msgspec.json.encode(spec).decode()],
                 cwd=ROOT,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    "JAVA_TOOL_OPTIONS": _QUICK_START,
-                    **environment(folder, strikes),
-                },
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment(folder, strikes)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -26,7 +26,6 @@ from streams.errors import (
 from streams.events import event_type
 from streams.kafka.reading.consumer import reading_failed
 from streams.kafka.translate import (
-    BLOCKED,
     DENIED,
     FENCED,
     NO_SUCH_TOPIC,
@@ -204,7 +203,7 @@ def test_a_failed_write_is_fenced_or_refused_as_by_the_engine() -> None:
     for name, code, _ in each_code():
         found = transaction._translated(TransactionFailed("flush", name, "abortable", "why"), TARGET, "w")
         is_fenced = isinstance(found, TransactionFailed) and found.kind == "fenced"
-        is_refused = (code in REFUSED or code in BLOCKED) and code not in NO_SUCH_TOPIC  # that is said of the topic
+        is_refused = code in REFUSED
         if is_fenced != (code in FENCED) or isinstance(found, RecordRefused) != is_refused:
             differ.append(name)
     assert differ == []

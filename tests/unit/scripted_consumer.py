@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from streams.kafka.reading.consumer import LogConsumer, Profile
+from streams.kafka.reading.consumer import LogConsumer
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.connection import LostConnection
 from streams.records import PolledPartition
@@ -66,14 +66,14 @@ class ScriptedConsumer:
 class Reading:
     """The consumer, its script, and the time."""
 
-    def __init__(self, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, ends: bool) -> None:
         self.script, self.now = ScriptedConsumer(), 100.0
 
         # A real one tells of its own troubles.
         monkeypatch.setattr("streams.kafka.reading.consumer.build", lambda *_: self.script)
         monkeypatch.setattr("streams.kafka.reading.consumer.LogEnds", lambda _: self.script)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.consumer = LogConsumer(ClientSettings("127.0.0.1:1"), "t", profile)
+        self.consumer = LogConsumer(ClientSettings("127.0.0.1:1"), "t", ends=ends)
 
     def add(self, **offsets: int) -> None:
         """``p0=10``: partition 0 from offset 10 on."""

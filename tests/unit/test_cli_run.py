@@ -20,6 +20,7 @@ from streams.cli import worker
 from streams.cli.run import StatusLines, sentence
 from streams.errors import ConfigError
 from streams.sak.restarts import RestartPolicy, Restarts
+from tests.unit.cli_kit import kes_with
 from tests.unit.cli_run_kit import DEADLINE_SECONDS, ROOT, Kes, kes
 
 __all__ = ["kes"]  # the fixture
@@ -130,19 +131,12 @@ def test_a_record_that_nobody_can_read_drains_all_and_is_no_reason_to_restart(ke
         ("nowhere:source", 1, "started exited", "No module named 'nowhere'"),
         ("dummy:tell", 1, "started exited", "cannot be called without arguments"),
         ("dummy:json", 1, "started exited", "neither an event source nor makes one"),
-        ("dummy.py", 2, "", "did you mean dummy:source?"),
-        ("dummy.source", 2, "", "did you mean dummy:source?"),
-        ("dummy.make", 2, "", "did you mean dummy:make?"),
-        ("dummy.py:bad", 2, "", "did you mean dummy:bad?"),
-        ("./dummy.py:bad", 2, "", "did you mean dummy:bad?"),
-        ("shop/orders.py", 2, "", "did you mean shop.orders:source?"),
-        ("a dummy", 2, "", "as in bank:source"),
     ],
 )
 def test_a_run_that_ends_by_itself_says_why(
     kes: Callable[..., Kes], source: str, code: int, events: str, message: str
 ) -> None:
-    """Wrong usage starts no worker; a user's problem is no reason to restart, and has no stack trace; a fault has."""
+    """A user's problem is no reason to restart, and has no stack trace; a fault has."""
     running = kes(source, "--max-crashes", "0")
     assert running.ended() == code
     assert " ".join(running.events("w-0")) == events
@@ -150,6 +144,26 @@ def test_a_run_that_ends_by_itself_says_why(
     has_trace = code == 70 and bool(message)
     assert ("Traceback" in running.complaints) == has_trace
     assert not has_trace or "dummy.py" in running.complaints
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("dummy.py", "did you mean dummy:source?"),
+        ("dummy.source", "did you mean dummy:source?"),
+        ("dummy.make", "did you mean dummy:make?"),
+        ("dummy.py:bad", "did you mean dummy:bad?"),
+        ("./dummy.py:bad", "did you mean dummy:bad?"),
+        ("shop/orders.py", "did you mean shop.orders:source?"),
+        ("a dummy", "as in bank:source"),
+    ],
+)
+def test_a_name_that_is_none_is_told_before_there_is_a_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, message: str
+) -> None:
+    (tmp_path / "dummy.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert message in kes_with(capsys)("run", source, code=2).words
 
 
 NOTES = """

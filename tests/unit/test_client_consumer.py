@@ -1,5 +1,5 @@
-"""The consumer of logs over a scripted one of librdkafka, for input and for the tail of a log: what can not be had from
-a broker at will."""
+"""The consumer of an input over a scripted one of librdkafka, alone and beside others: what can not be had from a
+broker at will."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from confluent_kafka import KafkaError, KafkaException
 
 from streams.errors import OffsetError, TopicError
 from streams.kafka.reading import received as received_module
-from streams.kafka.reading.consumer import INPUT, LOG_START, TAIL, LogConsumer
+from streams.kafka.reading.consumer import LOG_START, SILENCE_SECONDS
 from streams.kafka.reading.received import received
-from streams.kafka.settings import ClientSettings
 from tests.unit.scripted_consumer import DOWN, Reading, end, failure, record
 
-SILENCE = INPUT.silence_seconds
+SILENCE = SILENCE_SECONDS
 NOT_IN_LOG, FORBIDDEN = KafkaError._AUTO_OFFSET_RESET, KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 @pytest.fixture
 def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
-    return Reading(INPUT, monkeypatch)
+    return Reading(monkeypatch, ends=False)
 
 
 def test_a_batch_is_sorted_by_partition_and_keeps_the_order(reading: Reading) -> None:
@@ -254,133 +253,120 @@ def test_every_interleaving_of_two_partitions_and_a_stranger(reading: Reading) -
         assert reading.consumer._positions == counts, places
 
 
-# -- the tail of a log, whose ends are told, too -----------------------------------------------------------------------
+# -- one of several inputs, whose ends are told, too -------------------------------------------------------------------
 
 
 @pytest.fixture
-def tail(monkeypatch: pytest.MonkeyPatch) -> Reading:
-    return Reading(TAIL, monkeypatch)
+def several(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    return Reading(monkeypatch, ends=True)
 
 
-def test_holes_of_compaction_move_the_position_and_are_no_records(tail: Reading) -> None:
-    tail.add(p0=LOG_START, p1=40)
-    assert tail.script.assigned == [(0, 0), (1, 40)]
-    tail.script.high = 60
-    found = tail.poll(record(0, 7), record(0, 19), end(1, 40), end(0, 60), record(1, 41))
+def test_holes_of_compaction_move_the_position_and_are_no_records(several: Reading) -> None:
+    several.add(p0=LOG_START, p1=40)
+    assert several.script.assigned == [(0, 0), (1, 40)]
+    several.script.high = 60
+    found = several.poll(record(0, 7), record(0, 19), end(1, 40), end(0, 60), record(1, 41))
     assert [each.offset for each in found[0].records] == [7, 19]
     assert found[0][1:] == (60, 60, True)
     assert [each.offset for each in found[1].records] == [41]
     assert found[1][1:] == (42, 60, False)  # the end that it had reached is not the end any more
 
 
-def test_the_end_is_unknown_rather_than_below_the_position(tail: Reading) -> None:
-    tail.add(p0=0)
-    assert tail.poll(record(0, 0))[0][1:] == (1, -1, False)
-    tail.script.high = 1
-    assert tail.poll(record(0, 1))[0][1:] == (2, -1, False)
-    tail.script.high = 3
-    assert tail.poll(record(0, 2))[0][1:] == (3, 3, True)
+def test_the_end_is_unknown_rather_than_below_the_position(several: Reading) -> None:
+    several.add(p0=0)
+    assert several.poll(record(0, 0))[0][1:] == (1, -1, False)
+    several.script.high = 1
+    assert several.poll(record(0, 1))[0][1:] == (2, -1, False)
+    several.script.high = 3
+    assert several.poll(record(0, 2))[0][1:] == (3, 3, True)
 
 
-def test_the_limit_counts_ends_too(tail: Reading) -> None:
-    tail.add(p0=0)
-    assert not tail.poll(record(0, 0), record(0, 1), end(0, 2), limit=2)[0].at_end
-    assert tail.poll(limit=1)[0] == ([], 2, -1, True)
+def test_the_limit_counts_ends_too(several: Reading) -> None:
+    several.add(p0=0)
+    assert not several.poll(record(0, 0), record(0, 1), end(0, 2), limit=2)[0].at_end
+    assert several.poll(limit=1)[0] == ([], 2, -1, True)
 
 
-def test_a_log_that_does_not_begin_at_0_is_asked_where_it_does(tail: Reading) -> None:
-    tail.add(p0=LOG_START, p1=0)
-    assert tail.poll(failure(NOT_IN_LOG, 0), failure(NOT_IN_LOG, 1)) == {}
-    assert tail.script.assigned == [(0, 0), (1, 0), (0, -2)]
-    assert list(tail.consumer.take_failures()) == [1]  # that one was meant
-    tail.poll_each(TAIL.silence_seconds, 1)
-    assert tail.script.assigned[3:] == [(0, -2)], "silent: asked again for 0, the broker would refuse it for good"
-    assert tail.poll(record(0, 70))[0].position == 71
-    tail.poll(failure(NOT_IN_LOG, 0))
-    assert list(tail.consumer.take_failures()) == [0]
+def test_a_log_that_does_not_begin_at_0_is_asked_where_it_does(several: Reading) -> None:
+    several.add(p0=LOG_START, p1=0)
+    assert several.poll(failure(NOT_IN_LOG, 0), failure(NOT_IN_LOG, 1)) == {}
+    assert several.script.assigned == [(0, 0), (1, 0), (0, -2)]
+    assert list(several.consumer.take_failures()) == [1]  # that one was meant
+    several.poll_each(SILENCE, 1)
+    assert several.script.assigned[3:] == [(0, -2)], "silent: asked again for 0, the broker would refuse it for good"
+    assert several.poll(record(0, 70))[0].position == 71
+    several.poll(failure(NOT_IN_LOG, 0))
+    assert list(several.consumer.take_failures()) == [0]
 
 
-def test_a_log_that_is_cut_while_it_is_read_from_its_start_has_a_hole_that_is_told(tail: Reading) -> None:
-    tail.add(p0=LOG_START)
-    assert tail.poll(record(0, 0), failure(NOT_IN_LOG, 0))[0].position == 1
-    assert "offset 1 " in str(tail.consumer.take_failures()[0])
+def test_a_log_that_is_cut_while_it_is_read_from_its_start_has_a_hole_that_is_told(several: Reading) -> None:
+    several.add(p0=LOG_START)
+    assert several.poll(record(0, 0), failure(NOT_IN_LOG, 0))[0].position == 1
+    assert "offset 1 " in str(several.consumer.take_failures()[0])
 
 
-def test_errors_of_one_partition_and_of_all(tail: Reading) -> None:
-    tail.add(p0=5, p1=5, p2=5)
+def test_errors_of_one_partition_and_of_all(several: Reading) -> None:
+    several.add(p0=5, p1=5, p2=5)
     passes, of_another = failure(KafkaError._TRANSPORT, 1), failure(FORBIDDEN, 9)
-    found = tail.offsets(record(0, 5), failure(NOT_IN_LOG, 0), passes, of_another, record(2, 5))
+    found = several.offsets(record(0, 5), failure(NOT_IN_LOG, 0), passes, of_another, record(2, 5))
     assert found == {0: [5], 2: [5]}
-    failures = tail.consumer.take_failures()
+    failures = several.consumer.take_failures()
     assert list(failures) == [0]
     assert "t[0]: offset 6 " in str(failures[0])
-    assert tail.script.unassigned == [0]
-    assert tail.consumer.take_failures() == {}
-    assert set(tail.poll(record(0, 6), failure(FORBIDDEN, -1), record(2, 6))) == {2}
-    failures = tail.consumer.take_failures()
+    assert several.script.unassigned == [0]
+    assert several.consumer.take_failures() == {}
+    assert set(several.poll(record(0, 6), failure(FORBIDDEN, -1), record(2, 6))) == {2}
+    failures = several.consumer.take_failures()
     assert set(failures) == {1, 2}
     assert all(isinstance(error, TopicError) and "kafka-acls" in str(error) for error in failures.values())
 
 
-def test_no_right_to_the_group_is_no_matter(tail: Reading) -> None:
-    tail.add(p0=5)
-    tail.consumer._connection.on_error(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
-    assert set(tail.poll(failure(KafkaError.GROUP_AUTHORIZATION_FAILED, -1), record(0, 5))) == {0}
-    assert tail.consumer.take_failures() == {}
+def test_no_right_to_the_group_is_no_matter(several: Reading) -> None:
+    several.add(p0=5)
+    several.consumer._connection.on_error(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    assert set(several.poll(failure(KafkaError.GROUP_AUTHORIZATION_FAILED, -1), record(0, 5))) == {0}
+    assert several.consumer.take_failures() == {}
 
 
-def test_a_failure_of_what_was_removed_meanwhile_is_not_told(tail: Reading) -> None:
-    tail.add(p0=5)
-    tail.poll(failure(NOT_IN_LOG, 0))
-    tail.consumer.remove([0])
-    tail.add(p0=0)
-    assert tail.consumer.take_failures() == {}
-    assert set(tail.poll(record(0, 0))) == {0}
+def test_a_failure_of_what_was_removed_meanwhile_is_not_told(several: Reading) -> None:
+    several.add(p0=5)
+    several.poll(failure(NOT_IN_LOG, 0))
+    several.consumer.remove([0])
+    several.add(p0=0)
+    assert several.consumer.take_failures() == {}
+    assert set(several.poll(record(0, 0))) == {0}
 
 
-def test_a_silent_partition_that_is_not_at_its_end_is_fetched_anew(tail: Reading) -> None:
+def test_a_silent_partition_that_is_not_at_its_end_is_fetched_anew(several: Reading) -> None:
     """What was on its way may have been dropped, and the end of a partition is told once only."""
-    tail.add(p0=5, p1=5)
-    tail.script.high = 5
-    assert tail.poll(end(1, 5))[1].at_end
-    tail.poll_each(TAIL.silence_seconds, 1)
-    assert (tail.script.unassigned, tail.script.assigned[2:]) == ([0], [(0, 5)]), "partition 1 is at its end"
-    tail.poll_each(TAIL.silence_seconds, 1)
-    assert tail.script.unassigned == [0], "ever more rarely"
-    tail.script.high = 7
-    tail.poll(record(0, 5), end(0, 6))
-    tail.poll_each(TAIL.silence_seconds, 2)  # both have an end beyond their positions now
-    assert (sorted(tail.script.unassigned), sorted(tail.script.assigned[3:])) == ([0, 0, 1], [(0, 6), (1, 5)])
+    several.add(p0=5, p1=5)
+    several.script.high = 5
+    assert several.poll(end(1, 5))[1].at_end
+    several.poll_each(SILENCE, 1)
+    assert (several.script.unassigned, several.script.assigned[2:]) == ([0], [(0, 5)]), "partition 1 is at its end"
+    several.poll_each(SILENCE, 1)
+    assert several.script.unassigned == [0], "ever more rarely"
+    several.script.high = 7
+    several.poll(record(0, 5), end(0, 6))
+    several.poll_each(SILENCE, 2)  # both have an end beyond their positions now
+    assert (sorted(several.script.unassigned), sorted(several.script.assigned[3:])) == ([0, 0, 1], [(0, 6), (1, 5)])
 
 
-def test_after_an_outage_all_is_fetched_anew_as_soon_as_the_cluster_answers(tail: Reading) -> None:
+def test_after_an_outage_all_is_fetched_anew_as_soon_as_the_cluster_answers(several: Reading) -> None:
     """Also what was at its end: how far the log goes was told by the last fetch, and there is none."""
-    tail.add(p0=5)
-    tail.script.high = 5
-    assert tail.poll(end(0, 5))[0].at_end
-    tail.lose_brokers()
-    tail.script.answers = False
-    tail.poll_each(TAIL.silence_seconds, 10)
-    assert tail.script.assigned == [(0, 5)], "in vain, as long as nobody answers"
-    tail.script.answers = True
-    tail.poll_each(TAIL.silence_seconds, 20)
-    assert tail.script.assigned[1:3] == [(0, 5), (0, 5)], "until something comes"
-    assert tail.is_down, "failures of before may still be in the queue, and are told once"
-    assert tail.poll(end(0, 5))[0].at_end
-    assert not tail.is_down
-    tail.script.assigned.clear()
-    tail.poll_each(TAIL.silence_seconds, 40)
-    assert tail.script.assigned == []
-
-
-def test_overrides_of_the_user_win_over_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, object] = {}
-    settings = ClientSettings("127.0.0.1:1", {"queued.max.messages.kbytes": 1234})
-    with monkeypatch.context() as patch:
-        patch.setattr("streams.kafka.reading.consumer.build", lambda _factory, config, _connection: seen.update(config))
-        LogConsumer(settings, "t", TAIL)
-    assert seen["queued.max.messages.kbytes"] == 1234
-    assert seen["fetch.max.bytes"] == 8 * 1024 * 1024
-    assert seen["enable.partition.eof"] is True
-    assert seen["isolation.level"] == "read_committed"
-    LogConsumer(ClientSettings("127.0.0.1:1", {"message.max.bytes": 20_000_000}), "t", TAIL).close()  # records as large
+    several.add(p0=5)
+    several.script.high = 5
+    assert several.poll(end(0, 5))[0].at_end
+    several.lose_brokers()
+    several.script.answers = False
+    several.poll_each(SILENCE, 10)
+    assert several.script.assigned == [(0, 5)], "in vain, as long as nobody answers"
+    several.script.answers = True
+    several.poll_each(SILENCE, 20)
+    assert several.script.assigned[1:3] == [(0, 5), (0, 5)], "until something comes"
+    assert several.is_down, "failures of before may still be in the queue, and are told once"
+    assert several.poll(end(0, 5))[0].at_end
+    assert not several.is_down
+    several.script.assigned.clear()
+    several.poll_each(SILENCE, 40)
+    assert several.script.assigned == []

@@ -9,7 +9,6 @@ from confluent_kafka import KafkaError, KafkaException
 import streams
 from streams.kafka.translate import (
     BAD_OFFSET,
-    BLOCKED,
     FENCED,
     NO_SUCH_TOPIC,
     REFUSED,
@@ -17,7 +16,7 @@ from streams.kafka.translate import (
     broker_unavailable,
     error_of,
 )
-from streams.kafka.wire.answers import GROUP, Meaning
+from streams.kafka.wire.answers import GROUP, PRODUCE, Meaning
 
 STREAMS = Path(streams.__file__).parent
 E = KafkaError
@@ -28,8 +27,8 @@ def test_the_tables_do_not_contradict_each_other() -> None:
     assert not FENCED & REFUSED
     assert not GROUP.keys() & REFUSED
     assert not UNDECIDED & (REFUSED | FENCED | BAD_OFFSET | GROUP.keys())
-    assert not BLOCKED.keys() & (REFUSED | FENCED | GROUP.keys() | UNDECIDED)
-    assert REFUSED | BLOCKED.keys() >= NO_SUCH_TOPIC
+    assert not REFUSED & NO_SUCH_TOPIC
+    assert {meaning for code, meaning in PRODUCE.items() if code in NO_SUCH_TOPIC} == {Meaning.AGAIN_LEADER}
     assert set(GROUP.values()) == {Meaning.STALE, Meaning.LOST}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import warnings
 
 import msgspec
 import pytest
@@ -20,7 +21,10 @@ from streams.model.group import (
     instance_of,
     transactional_id,
 )
-from tests.wire.kafka_python import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own use of importlib.resources
+    from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 REPORT = MemberReport(
     instance="worker-1",
@@ -48,6 +52,39 @@ ASSIGNMENT = Assignment(
     sequence=9,
     quit=True,
 )
+
+
+OF_BEFORE = {  # written by the release that spoke the group protocol by kafka-python
+    "report": (
+        group_bytes.encode_report("topic", REPORT),
+        b"\0\x03\0\0\0\x01\0\x05topic\0\0\0\xda\x02\x88\xa8instance\xa8worker-1\xa5owned\x92\x01\x03\xaageneration\x07"
+        b"\xa9releasing\x81\x03\x82\xa2to\xa8member-y\xaageneration\x06\xa8incoming\x91\x05\xa6copies\x86\xa5ready\x91\x02"
+        b"\xa9preparing\x82\x04\x0c\x06\0\xa4late\x91\x06\xa5sizes\x82\x01\xcf\0\0\x01\0\0\0\0\0\x03\0\xa5asked\0"
+        b"\xa5shelf\x82\xa4name\xa45e1f\xa7offsets\x82\x02\xcf\0\0\x01\0\0\0\0\0\x06\0\xa7leaving\xc3"
+        b"\xa8sequence\xcf\0\x04\0\0\0\0\0\0\0\0\0\x01\0\x05topic\0\0\0\x02\0\0\0\x01\0\0\0\x03\0\0\0\x07\xff\xff",
+    ),
+    "report of a newcomer": (
+        group_bytes.encode_report("topic", MemberReport(instance="worker-1", sequence=5)),
+        b"\0\x03\0\0\0\x01\0\x05topic\0\0\0}\x02\x88\xa8instance\xa8worker-1\xa5owned\x90\xaageneration\xff"
+        b"\xa9releasing\x80\xa8incoming\x90\xa6copies\x85\xa5ready\x90\xa9preparing\x80\xa4late\x90\xa5sizes\x80\xa5asked\0"
+        b"\xa7leaving\xc2\xa8sequence\x05\0\0\0\0\xff\xff\xff\xff\xff\xff",
+    ),
+    "assignment": (
+        group_bytes.encode_assignment("topic", ASSIGNMENT),
+        b"\0\x03\0\0\0\x01\0\x05topic\0\0\0\x02\0\0\0\x01\0\0\0\x02\0\0\0]\x02\x88\xa3own\x92\x01\x02\xa7standby\x91\x03"
+        b"\xa9preparing\x91\x04\xa7release\x81\x05\xa8member-x\xa8incoming\x82\x06\0\x07\x0c\xa7members\x92\xa1a\xa1b"
+        b"\xa8sequence\t\xa4quit\xc3",
+    ),
+    "protocol": (group_bytes.protocol("incremental").encode(), b"kes-incremental-2"),
+}
+"""What this release writes, and what that of before wrote: members of both share a group while it is upgraded."""
+
+
+@pytest.mark.parametrize("what", OF_BEFORE)
+def test_the_bytes_of_before_are_still_written(what: str) -> None:
+    """Bytes that are the same are read as what they were written from."""
+    written, of_before = OF_BEFORE[what]
+    assert written == of_before
 
 
 def test_group_metadata_is_what_librdkafka_reads() -> None:

@@ -58,6 +58,7 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
 
 PROGRAMS: Final = {
     "the package": ("import streams", ("streams.errors", "asyncio", "msgspec")),
+    "the member of a group": ("import streams.kafka.group.connect", ("confluent_kafka", "kafka", *EXTRAS)),
     "an event and its record": ("from streams import Record, event_type", ("asyncio", "streams.runtime", *CLIENTS)),
     "settings": ("from streams import EventSourceConfig", ("asyncio", "streams.runtime", *CLIENTS)),
     "an event source, declared": (DECLARED, ("stamina", "anyio.to_process", *ENGINE, *CLIENTS, *EXTRAS)),
@@ -68,7 +69,10 @@ PROGRAMS: Final = {
     ),
     "a task of Spark": (
         "import streams.spark.reading.reader, streams.spark.writing.sink",
-        ("kafka", "anyio", "streams.source", "streams.runtime", "streams.core", "streams.stores", "streams.views"),
+        (
+            *("kafka", "anyio", "pandas"),
+            *("streams.source", "streams.runtime", "streams.core", "streams.stores", "streams.views"),
+        ),
     ),
     "kes --help": (HELP, ("asyncio", "anyio", "streams.source", "streams.runtime", "streams.views", *CLIENTS)),
 }
@@ -109,13 +113,7 @@ def test_a_run_loads_nothing_that_is_not_loaded_before_a_freeze() -> None:
     run = {name for name in loaded_by(DECLARED + RUN) if name.startswith("streams.")}
     before = loaded_by(f"{DECLARED}\nfrom streams.source.running import load_engine\nload_engine()")
     # The simulated broker takes more kinds of requests apart than an engine sends.
-    tools = (
-        "streams.testing",
-        "streams.journal",
-        "streams.outbox",
-        "streams.kafka.wire.schemas",
-        "streams.kafka.wire.kafka_python",
-    )
+    tools = ("streams.testing", "streams.journal", "streams.outbox", "streams.kafka.wire.schemas")
     assert sorted(name for name in run - before if not name.startswith(tools)) == []
 
 

@@ -1,4 +1,4 @@
-"""The membership without a broker: what it says of itself, and what it refuses, over both clients."""
+"""The membership without a broker: what it says of itself, and what it refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError
-from streams.kafka.group.connect import KAFKA_PYTHON, WIRE, connect_group
+from streams.kafka.group.connect import connect_group
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.membership import GroupMembership
 from streams.kafka.group.wire_link import WireLink
@@ -30,37 +30,9 @@ from streams.model.group import (
     Revoked,
 )
 
-STACKS = (KAFKA_PYTHON, WIRE)
-
 
 class Stack:
-    """A membership over kafka-python, whose coroutines are driven by hand."""
-
-    def __init__(self) -> None:
-        self.membership, _ = connect_group(
-            "127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan}, over=KAFKA_PYTHON
-        )
-
-    def run(self, steps: Any) -> None:
-        """A coroutine that does not have to wait."""
-        with pytest.raises(StopIteration):
-            steps.send(None)
-
-    def wait(self, steps: Any) -> None:
-        """A coroutine that has to wait."""
-        steps.send(None)
-
-    def drain(self) -> None:
-        """Do what was posted."""
-        link: Any = self.membership._link
-        link._client.net.drain()
-
-    def close(self) -> None:
-        self.membership.close(1.0)
-
-
-class WireStack(Stack):
-    """One over our own wire, on a loop of its own."""
+    """A membership on a loop of its own, whose coroutines are driven by hand."""
 
     def __init__(self) -> None:
         settings = GroupSettings(
@@ -72,16 +44,20 @@ class WireStack(Stack):
         self.membership = GroupMembership(link, settings)
 
     def run(self, steps: Any) -> None:
+        """A coroutine that does not have to wait."""
         task = self._tasks.pop(steps, None) or self._loop.create_task(steps)
         self._loop.run_until_complete(asyncio.wait_for(task, 5.0))
 
     def wait(self, steps: Any) -> None:
+        """A coroutine that has to wait."""
         if steps not in self._tasks:
             self._tasks[steps] = self._loop.create_task(steps)
         self.drain()
         assert not self._tasks[steps].done()
 
     def drain(self) -> None:
+        """Do what was posted."""
+
         async def turns() -> None:
             for _ in range(5):
                 await anyio.lowlevel.checkpoint()
@@ -96,9 +72,9 @@ class WireStack(Stack):
         self._loop.close()
 
 
-@pytest.fixture(params=STACKS)
-def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    made = Stack() if request.param == KAFKA_PYTHON else WireStack()
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    made = Stack()
     yield made
     made.membership._deliver = None  # none of them started: there is nobody to leave the group
     made.close()
@@ -214,7 +190,7 @@ def test_an_announcement_joins_again_once_it_has_something_new(member: Member) -
         member.drain()
         assert member.joins - before == count
     member.run(member.plan(Assignment(), lambda: member.membership.report(Copies(), announce=True)))
-    assert member.joins - before == 3, "once at the time, which kafka-python forgets, and once when it has joined"
+    assert member.joins - before == 3, "once at the time, and once when it has joined"
     member.run(member.plan(Assignment()))
     assert member.joins - before == 3
 
@@ -259,18 +235,12 @@ def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
     membership.close(1.0)
 
 
-@pytest.mark.parametrize("over", STACKS)
-def test_started_once(over: str) -> None:
-    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"range": sticky_plan}, over=over)
+def test_started_once() -> None:
+    membership, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"range": sticky_plan})
     membership.start(lambda event: None)
     with pytest.raises(RuntimeError, match="once"):
         membership.start(lambda event: None)
     membership.close(1.0)
-
-
-def test_a_stack_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"KES_GROUP_OVER must be wire or kafka-python, not 'pigeon'"):
-        connect_group("127.0.0.1:1", "g", "t", 4, "a", {"range": sticky_plan}, over="pigeon")
 
 
 @pytest.mark.parametrize(

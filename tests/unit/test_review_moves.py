@@ -8,10 +8,7 @@ import anyio
 import pytest
 
 from streams import Change, EventContext, EventSource
-from streams.core.assignor import sticky_plan
 from streams.core.partition import PartitionState
-from streams.kafka.group.connect import KAFKA_PYTHON, connect_group
-from streams.kafka.group.coordinator import GroupCoordinator
 from streams.kafka.questions.takeover import WireTakeOver
 from streams.model.group import Assigned, Assignment, Copies
 from streams.runtime.changelog import OFFSET_KEY
@@ -151,22 +148,3 @@ class Kept:
     def committed(self, *part: object) -> None: ...
 
     def close(self) -> None: ...
-
-
-def test_who_was_lost_joins_under_another_id() -> None:
-    """Orders and markers name member ids: a coordinator that went back in time must not meet one of them again."""
-    membership, _ = connect_group(
-        "127.0.0.1:1", "g", "t", 4, "a", {"cooperative-sticky": sticky_plan}, over=KAFKA_PYTHON
-    )
-    try:
-        client: Any = membership._link
-        coordinator = GroupCoordinator(membership, client._client, client._explained, api_version=(2, 8), group_id="g")
-        coordinator._generation = type(coordinator._generation)(20, "a-1", "p")
-        membership.published(20, "a-1")
-        coordinator.reset_generation("a-1")  # what kafka-python makes of ILLEGAL_GENERATION
-        assert (membership.group_metadata.incarnation, membership.group_metadata.generation) == (1, -1)
-        assert coordinator.member_id == ""
-        coordinator.reset_generation("a-2")  # and of MEMBER_ID_REQUIRED
-        assert coordinator.member_id == "a-2"
-    finally:
-        membership.close(1.0)

@@ -38,7 +38,7 @@ def records_of(partition: int, offset: int, count: int, size: int = 1) -> list[I
 
 def partitions_over(source: Any, config: EventSourceConfig, workers: Any) -> Partitions:
     nothing: Any = None
-    member: Any = SimpleNamespace(input=source, further_inputs=(), config=config, workers=workers)
+    member: Any = SimpleNamespace(input=source, further_inputs=(), config=config, workers=workers, now=time.monotonic)
     return Partitions(member, nothing, nothing, nothing)
 
 
@@ -54,6 +54,17 @@ class Endless(FakeConsumer):
             self.closed.wait(timeout_seconds)
         share = limit // max(len(live), 1)
         return self.moved({number: records_of(number, self.positions[number], share, self._size) for number in live})
+
+
+class Queued:
+    """``DeliveredRecords`` whose task never waits: all records are queued."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def take(self, records: list[IncomingRecord], size: int, _: int) -> int:
+        self._inbox.add(records, size)
+        return 0
 
 
 class Bench:
@@ -82,7 +93,9 @@ class Bench:
         self.handled = [0] * partitions
         self.failures: list[Exception] = []
         workers = {
-            number: SimpleNamespace(state=PartitionState.ACTIVE, epoch=1, inbox=inbox, inboxes=[inbox])
+            number: SimpleNamespace(
+                state=PartitionState.ACTIVE, epoch=1, inbox=inbox, inboxes=[inbox], delivery=Queued(inbox)
+            )
             for number, inbox in enumerate(self.inboxes)
         }
         self._partitions = partitions_over(self.poller, config, workers)

@@ -7,6 +7,7 @@ flake. What it does not see: C that gets slower, caches, waiting. For that there
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from benchmarks.instructions.stages import FILES
 from streams.sak import leaves
 
 pytestmark = pytest.mark.timeout(300)  # seconds; a tenth of it on a machine that has nothing else to do
+
+here = cache(counted)
+"""What a system costs, counted once."""
 
 HELP = f"""
 Which function it is: python -m benchmarks.instructions {{system}} --functions 40 --against ../a-checkout-from-before
@@ -43,7 +47,7 @@ EventContext.forward = _slowed_down(EventContext.forward)
 def test_an_event_costs_no_more_than_is_known(system: str) -> None:
     if system.startswith(COMPILED) and leaves.summary() != leaves.COMPILED:
         pytest.skip(f"the leaves are not compiled: {leaves.summary()}")
-    found, limits = counted(system), known()[system]
+    found, limits = here(system), known()[system]
     more, less = too_much(found, limits), too_little(found, limits)
     assert not more, "\n".join(["An event costs more than it did.", *more, HELP.format(system=system)])
     assert not less, "\n".join(["An event costs much less. Let it stay so:", *less, f"set the limits anew: {ANEW}"])
@@ -51,10 +55,10 @@ def test_an_event_costs_no_more_than_is_known(system: str) -> None:
 
 def test_the_guard_sees_one_more_function_on_the_way(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "streams", tmp_path / "streams", ignore=shutil.ignore_patterns("__pycache__"))
-    assert counted("engine", tmp_path) == counted("engine"), "the same code costs the same, to the last bytecode"
+    assert counted("engine", tmp_path) == here("engine"), "the same code costs the same, to the last bytecode"
     with (tmp_path / "streams/runtime/partition/event_context.py").open("a") as file:
         file.write(SLOWER)
-    told = too_much(counted("engine", tmp_path), counted("engine"))
+    told = too_much(counted("engine", tmp_path), here("engine"))
     assert any(line.startswith("calls of Python functions per event") for line in told), told
 
 

@@ -210,7 +210,7 @@ class BrokerProtocol(JoinProtocol):
 
 
 class BrokerLink(WireLink):
-    """``link.Link`` of such a member. ``client`` is for this member; ``close`` ends it."""
+    """The client of such a member. ``client`` is for this member; ``close`` ends it."""
 
     @property
     def protocol(self) -> BrokerProtocol:

@@ -83,7 +83,7 @@ class JoinProtocol:
         self._departure: asyncio.Task[None] | None = None  # of an id that this member had before
 
     async def ensure_joined(self) -> None:
-        """See ``link.Link``."""
+        """See ``WireLink``."""
         self._look_at_beats()
         pause = 0.0
         while self._must_join and not self._is_closing:
@@ -106,12 +106,12 @@ class JoinProtocol:
         self._at_work = self._loop.time()
 
     def request_rejoin(self) -> None:
-        """See ``link.Link``."""
+        """See ``WireLink``."""
         self._must_join = True
         self._hooks.woken()  # else the main coroutine would find out half a second later
 
     def stop(self) -> None:
-        """See ``link.Link``."""
+        """See ``WireLink``."""
         self._is_closing = True  # a join behind our LeaveGroup would bring a member back that does nothing
         self._line.is_quiet = True
         self._stop_beats()

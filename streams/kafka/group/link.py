@@ -1,12 +1,12 @@
-"""The two sides of a group member: what it is (``membership``), and a client that speaks the protocol for it.
+"""The two sides of a group member: what it is (``membership``), and what its client (``wire_link``) calls and raises.
 
-All but ``post``, ``call``, ``start`` and ``close`` belongs to the client's I/O thread.
+All on the client's I/O thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable
+from typing import Protocol
 
 from streams.errors import StreamsError
 
@@ -65,64 +65,4 @@ class Notifier(Protocol):
 
     def __call__(self, seconds: float, /) -> Awaitable[None]:
         """Wait for a ring, at most so long."""
-        ...
-
-
-class Link(Protocol):
-    """One member's client."""
-
-    @property
-    def member_id(self) -> str:
-        """Return the broker's name for the member; empty before the first answer to a JoinGroup."""
-        ...
-
-    def start(self, hooks: Hooks, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Begin to run the main coroutine. It ends with ``close`` at the latest."""
-        ...
-
-    def post(self, work: Callable[[], Any]) -> bool:
-        """Run a function, or a coroutine function, on the I/O thread. ``False``: that thread has ended."""
-        ...
-
-    def call(self, work: Callable[[], Coroutine[Any, Any, None]], deadline: float) -> None:
-        """Run a coroutine function there, and wait for it. Raises ``BrokerUnavailable`` when it has not ended a second
-        after the deadline. From other threads only."""
-        ...
-
-    def close(self, timeout_seconds: float) -> None:
-        """End the client, its connections and what it still does. Blocks. Repeating is harmless."""
-        ...
-
-    def now(self) -> float:
-        """Return the time that deadlines are of. Any thread."""
-        ...
-
-    def notifier(self) -> Notifier:
-        """Make a bell for this I/O thread."""
-        ...
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-    async def connected(self) -> None:
-        """Wait for a broker that answers, however long; the log says that none does. Raises ``StreamsError`` for what
-        trying cannot cure."""
-        ...
-
-    async def ensure_joined(self) -> None:
-        """Join if there is a reason to, and apply what comes of it; note that the member is at work. Raises
-        ``NoCommonStrategy``, ``CannotJoinYet``, and a ``StreamsError`` for what trying cannot cure."""
-        ...
-
-    def request_rejoin(self) -> None:
-        """Have the next ``ensure_joined`` join, and wake the main coroutine."""
-        ...
-
-    def stop(self) -> None:
-        """End joining and heartbeats."""
-        ...
-
-    async def leave(self, member_id: str, deadline: float) -> None:
-        """Leave the group as this member: the others rebalance at once. Raises what kept it from it."""
         ...

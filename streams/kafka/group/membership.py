@@ -1,4 +1,4 @@
-"""A member of a consumer group, without a consumer: ``streams.model.group.Membership`` over a client (``link.Link``).
+"""A member of a consumer group, without a consumer: ``streams.model.group.Membership`` over a client (``WireLink``).
 
 The rules that carry the exactly-once guarantee are those of ``core/group_member.py``, the machine that is driven here
 (``docs/internals/membership.md`` has the facts behind them).
@@ -18,7 +18,8 @@ from streams.core.group_member import GroupMember
 from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.kafka.group import refusals
 from streams.kafka.group.group_settings import GroupSettings
-from streams.kafka.group.link import CannotJoinYet, Link, NoCommonStrategy
+from streams.kafka.group.link import CannotJoinYet, NoCommonStrategy
+from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire import group_bytes
 from streams.model.group import Assignment, Copies, Fatal, GroupEvent, GroupMetadata, Order
 
@@ -42,7 +43,11 @@ class GroupMembership:
     """
 
     def __init__(
-        self, link: Link, settings: GroupSettings, alive: Callable[[], bool] = lambda: True, sequence: int | None = None
+        self,
+        link: WireLink,
+        settings: GroupSettings,
+        alive: Callable[[], bool] = lambda: True,
+        sequence: int | None = None,
     ) -> None:
         self._group_id, self._instance, self._static_id = settings.group_id, settings.instance, settings.static_id
         self._topic, self._partitions = settings.topic, settings.partitions
@@ -217,7 +222,7 @@ class GroupMembership:
 
     async def joined(self, generation: int, data: bytes) -> None:
         await self._apply(generation, data)
-        self._join_for_news()  # it may have come during the join; kafka-python forgets requests of that time
+        self._join_for_news()  # it may have come during the join
 
     async def _apply(self, generation: int, data: bytes) -> None:
         """First give up what was taken away, then take what is new."""

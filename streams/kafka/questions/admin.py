@@ -18,7 +18,7 @@ from streams.kafka.questions.requests import committed
 from streams.kafka.settings import ClientSettings
 from streams.kafka.translate import broker_unavailable, refused
 from streams.kafka.wire.client import WireClient
-from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
+from streams.kafka.wire.codes import NO_SUCH_TOPIC, BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.lines import is_hopeless
 from streams.kafka.wire.schemas.create_partitions import CreatePartitionsRequest
@@ -43,7 +43,6 @@ _TOPIC: Final = 2
 """The number of topics among the resources that have settings."""
 _OWN_REPLICATION: Final = 4
 """The version of CreateTopics from which a topic may have the broker's own replication factor (-1)."""
-_NO_SUCH_TOPIC: Final = Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +159,7 @@ class TopicAdmin(Questions):
             request = DeleteTopicsRequest(topics=states, topic_names=wanted, timeout_ms=milliseconds_until(limit))
             answer = await self._client.send(request, node, limit)
             for result in answer.responses:
-                if result.error_code not in _NO_SUCH_TOPIC:
+                if result.error_code not in NO_SUCH_TOPIC:
                     _check("deleting topic", "Delete", result.name or "", result.error_code, result.error_message)
 
         if wanted:
@@ -260,7 +259,7 @@ class TopicAdmin(Questions):
                 f"{step}: a transaction that holds offsets is still open at {addresses} ({cause}); it ends when its"
                 " producer comes back or its transaction timeout is over"
             )
-        if cause.retriable and cause.code not in _NO_SUCH_TOPIC:
+        if cause.retriable and cause.code not in NO_SUCH_TOPIC:
             return broker_unavailable(step, addresses, reason=str(cause))
         return _refused(step, cause, needed)
 
@@ -299,7 +298,7 @@ class TopicAdmin(Questions):
     async def _layouts(self, names: Collection[str], limit: float) -> dict[str, TopicMetadata | None]:
         found: dict[str, TopicMetadata | None] = {}
         for topic in (await metadata(self._client, askable(names), limit)).topics:
-            if topic.error_code not in _NO_SUCH_TOPIC:
+            if topic.error_code not in NO_SUCH_TOPIC:
                 _check("describing topic", "Describe", topic.name or "", topic.error_code)
             found[topic.name or ""] = None if topic.error_code else topic
         for name in names:
@@ -321,7 +320,7 @@ class TopicAdmin(Questions):
         answer = await self._client.send(DescribeConfigsRequest(resources=resources), None, limit)
         found: dict[str, dict[str, str]] = {}
         for result in answer.results:
-            if result.error_code not in _NO_SUCH_TOPIC:
+            if result.error_code not in NO_SUCH_TOPIC:
                 step = "reading the settings of topic"
                 _check(step, "DescribeConfigs", result.resource_name, result.error_code, result.error_message)
                 found[result.resource_name] = {

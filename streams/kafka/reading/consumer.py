@@ -1,4 +1,4 @@
-"""The consumer of logs: some partitions of one topic, assigned by hand, read committed."""
+"""The consumer of an input: some partitions of its topic, assigned by hand, read committed."""
 
 from __future__ import annotations
 
@@ -35,46 +35,14 @@ END_SECONDS: Final = 5.0
 _PARTITION: Final = re.compile(r" \[(\d+)\]")
 
 
-class Profile(NamedTuple):
-    """A use of the consumer. ``fetch_wait_ms`` is the time that the broker may hold a fetch that brings nothing. An
-    idle consumer sends a request as often, and a partition that is added while all others are silent may wait for as
-    long (a record ends the fetch of its partition at once). ``ends``: whether ends of partitions are reported.
-    ``silence_seconds`` and ``longest_silence_seconds`` are the first and the longest pause after which a silent
-    partition is checked, and ``check_seconds`` is the time between two searches for such ones. ``bounds`` are settings
-    for what is prefetched; the user's win over them."""
-
-    role: str
-    fetch_wait_ms: int
-    ends: bool
-    silence_seconds: float
-    longest_silence_seconds: float
-    check_seconds: float
-    bounds: Mapping[str, int] = {}
-
-
-INPUT: Final = Profile("input", 40, False, 10.0, 300.0, 1.0)
-ONE_OF_SEVERAL: Final = INPUT._replace(ends=True)
-"""An input beside others: they wait for it unless it is known to be at its end, so ends are reported."""
-# A look-up reads much at once: fetching anew drops an answer of megabytes that is still on its way over a slow line.
-LOOK_UP: Final = Profile("reader", 20, True, 10.0, 300.0, 1.0)
-TAIL: Final = LOOK_UP._replace(
-    role="tail",
-    silence_seconds=0.5,
-    longest_silence_seconds=8.0,
-    check_seconds=0.25,
-    # What is prefetched in one partition is what news of the others wait behind while that one has a backlog: 8 ms with
-    # these (at 2 us a record for the receiver), 30 ms with 5,000 messages and 512 KB, at the same 200,000 records/s.
-    bounds={
-        "queued.max.messages.kbytes": 16 * 1024,
-        "queued.min.messages": 2_000,
-        "fetch.message.max.bytes": 128 * 1024,
-        "fetch.max.bytes": 8 * 1024 * 1024,
-    },
-)
-"""Measured against one broker: a record is here 1 to 3 ms after its transaction was committed; that the end was reached
-is known one ``fetch_wait_ms`` after the last record. With 20 ms, an idle tail of 8 partitions costs 1 % of a core."""
-
-
+FETCH_WAIT_MS: Final = 40
+"""Milliseconds that the broker may hold a fetch that brings nothing. An idle consumer sends a request as often, and a
+partition that is added while all others are silent may wait for as long (a record ends the fetch of its partition at
+once)."""
+SILENCE_SECONDS: Final = 10.0
+"""The first pause after which a silent partition is checked; each further one is twice as long."""
+_LONGEST_SILENCE_SECONDS: Final = 300.0
+_CHECK_SECONDS: Final = 1.0  # between two searches for silent partitions
 BACKLOG_PARTS: Final = 8
 """There is a backlog where a poll brings this part of its limit, or more."""
 
@@ -91,20 +59,17 @@ class LogConsumer:
     """Reads partitions of one topic, ``read_committed``, from given offsets, and reports positions and ends also where
     there are no records.
 
-    Owned by one thread: every method is called by it (confluent-kafka lets a second thread wait for as long as the
-    first one polls). It never joins a group, never commits, and never resets a position.
+    ``ends``: whether ends of partitions are reported. An input beside others takes that: they wait for it unless it is
+    known to be at its end. Owned by one thread: every method is called by it (confluent-kafka lets a second thread wait
+    for as long as the first one polls). It never joins a group, never commits, and never resets a position.
     """
 
-    def __init__(self, settings: ClientSettings, topic: str, profile: Profile) -> None:
+    def __init__(self, settings: ClientSettings, topic: str, *, ends: bool) -> None:
         self.topic = topic
-        self._profile = profile
+        self._reports_ends = ends
         self._settings = settings
-        self._connection = ConnectionLog(settings.bootstrap_servers, f"{profile.role} {topic}")
-        config = settings.consumer(partition_eof=profile.ends, fetch_wait_ms=profile.fetch_wait_ms, role=profile.role)
-        bounds = dict(profile.bounds)
-        if "fetch.max.bytes" in bounds:  # below the largest record librdkafka refuses it
-            bounds["fetch.max.bytes"] = max(bounds["fetch.max.bytes"], int(str(config.get("message.max.bytes") or 0)))
-        config.update({key: value for key, value in bounds.items() if key not in settings.overrides})
+        self._connection = ConnectionLog(settings.bootstrap_servers, f"input {topic}")
+        config = settings.consumer(partition_eof=ends, fetch_wait_ms=FETCH_WAIT_MS, role="input")
         self._consumer = build(Consumer, config, self._connection)
         self._positions: dict[int, int] = {}
         """Of each assigned partition: all below it was read (``LOG_START``: nothing came so far). Records below it, or
@@ -217,8 +182,7 @@ class LogConsumer:
                 for number in positions:
                     del self._positions[number]
                 raise
-            pause = self._profile.silence_seconds
-            self._silent.update(dict.fromkeys(positions, (time.monotonic() + pause, pause)))
+            self._silent.update(dict.fromkeys(positions, (time.monotonic() + SILENCE_SECONDS, SILENCE_SECONDS)))
 
     def _unassign(self, partitions: Collection[int]) -> dict[int, int]:
         """The positions of those that were assigned."""
@@ -262,7 +226,7 @@ class LogConsumer:
             records = batches.get(number, [])
             if records or number in at_end:
                 position = positions[number]
-                end = self._end(number) if self._profile.ends else -1
+                end = self._end(number) if self._reports_ends else -1
                 news[number] = PolledPartition(records, position, end, number in at_end or position == end)
         return news
 
@@ -287,28 +251,28 @@ class LogConsumer:
         keeps it from its end for a while); after an outage all are, as soon as the cluster answers. Elsewhere the
         broker gets a request for the end first, of one partition at a time.
         """
-        now, profile = time.monotonic(), self._profile
+        now = time.monotonic()
         for partition, progress in news.items():
             if progress.at_end:
                 self._silent.pop(partition, None)  # librdkafka reports each end once: what is silent there is well
             else:
-                self._silent[partition] = (now + profile.silence_seconds, profile.silence_seconds)
+                self._silent[partition] = (now + SILENCE_SECONDS, SILENCE_SECONDS)
         if self._question is not None:
             self._take_answer(self._question)
             return
         if now < self._check_at:
             return
-        self._check_at = now + profile.check_seconds
+        self._check_at = now + _CHECK_SECONDS
         for partition, position in self._positions.items():
             if partition not in self._silent and (self._connection.down or self._end(partition) > position):
-                self._silent[partition] = (now + profile.silence_seconds, profile.silence_seconds)
+                self._silent[partition] = (now + SILENCE_SECONDS, SILENCE_SECONDS)
         due = sorted((when, partition) for partition, (when, _) in self._silent.items() if now >= when)
         # Assigning one makes librdkafka drop the fetches that are under way for the others. So an input is looked after
         # one at a time, and assigned anew only where the broker says that there is more.
-        numbers = [partition for _, partition in due[: None if profile.ends else 1]]
+        numbers = [partition for _, partition in due[: None if self._reports_ends else 1]]
         if not numbers:
             return
-        if not profile.ends:
+        if not self._reports_ends:
             self._ask_end(numbers[0])
         elif self._connection.down and not find_leaders(self._consumer, self.topic):
             return
@@ -317,8 +281,8 @@ class LogConsumer:
             self._fetch_anew(numbers)
         for number in numbers:
             pause = self._silent[number][1]
-            if profile.ends or not self._connection.down:
-                pause = min(pause * 2, profile.longest_silence_seconds)
+            if self._reports_ends or not self._connection.down:
+                pause = min(pause * 2, _LONGEST_SILENCE_SECONDS)
             self._silent[number] = (now + pause, pause)
 
     def _ask_end(self, partition: int) -> None:
@@ -357,7 +321,7 @@ class LogConsumer:
                 continue
             failure = reading_failed(error, self.topic, about, position, self._connection.addresses)
             if failure is None:
-                logger.debug("%s %s[%d]: %s", self._profile.role, self.topic, about, error)
+                logger.debug("input %s[%d]: %s", self.topic, about, error)
             else:
                 self._failures[about] = failure
 

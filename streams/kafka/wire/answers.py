@@ -14,8 +14,7 @@ from typing import Final
 from streams.errors import TransactionFailed
 from streams.kafka import permissions
 from streams.kafka.permissions import Right, denied, is_denial
-from streams.kafka.translate import BLOCKED, NO_SUCH_TOPIC, REFUSED
-from streams.kafka.wire.codes import Code, name_of, words_of
+from streams.kafka.wire.codes import NO_SUCH_TOPIC, Code, name_of, words_of
 from streams.records import Output, RefusedRecord
 
 WHY_FENCED: Final = (
@@ -62,6 +61,16 @@ GROUP: Final[Mapping[int, Meaning]] = {
 be aborted."""
 _RIGHTS: Final = dict.fromkeys((29, 30, 53), _M.BLOCKED)  # on a topic, a group, a transactional id
 
+ADVICE: Final[Mapping[int, str]] = {
+    **dict.fromkeys(NO_SUCH_TOPIC, "create the topic"),
+    Code.TOPIC_AUTHORIZATION_FAILED: "grant the principal the right to write to the topic",
+    Code.POLICY_VIOLATION: "change the cluster's policy, or the settings of the topic",
+    Code.INVALID_TIMESTAMP: "the clocks of this machine and the broker's are further apart than the topic takes: set "
+    "the wrong one (NTP), or raise message.timestamp.after.max.ms of the topic (an hour, by default), or "
+    "message.timestamp.before.max.ms",
+}
+"""What an operator can do where a topic, a right or a clock is at fault; then the same record will be taken."""
+
 PRODUCE: Final[Mapping[int, Meaning]] = {
     # Certainly not in the log. 51: the markers of the slot's last transaction are not written yet.
     **dict.fromkeys((14, 15, 16, 19, 51), _M.AGAIN),
@@ -69,8 +78,13 @@ PRODUCE: Final[Mapping[int, Meaning]] = {
     **dict.fromkeys((3, 5, 6, 9, 56, 74, 75), _M.AGAIN_LEADER),
     # In the log by an earlier try: to send it again under other sequences would write it twice.
     Code.DUPLICATE_SEQUENCE_NUMBER: _M.DONE,
-    **{int(code): _M.REFUSED for code in REFUSED if code > 0},
-    **{int(code): _M.BLOCKED for code in BLOCKED if code > 0 and code not in NO_SUCH_TOPIC},
+    # The record itself, or the name of its topic: sending it again would fail again.
+    Code.INVALID_FETCH_SIZE: _M.REFUSED,  # of a batch: its size
+    Code.MESSAGE_TOO_LARGE: _M.REFUSED,
+    Code.RECORD_LIST_TOO_LARGE: _M.REFUSED,
+    Code.INVALID_RECORD: _M.REFUSED,
+    Code.INVALID_TOPIC_EXCEPTION: _M.REFUSED,
+    **dict.fromkeys(ADVICE.keys() - NO_SUCH_TOPIC, _M.BLOCKED),
     **_FENCED,
     # 7 (timed out), 13 and 20 (too few replicas after the append) stand in no row: the records may be in the log, and
     # are not sent twice under one epoch.
@@ -128,6 +142,6 @@ def refused_record(topic: str, partition: int, code: int, reason: str, output: O
     where = topic if partition < 0 else f"{topic}[{partition}]"
     right = [permissions.on_topic("Write", topic)]
     # A topic may be unusable by any code of its metadata.
-    advice = denied(name_of(code), right) if code in _RIGHTS else BLOCKED.get(code, "")
+    advice = denied(name_of(code), right) if code in _RIGHTS else ADVICE.get(code, "")
     text = f"{where}: {reason or described(code)}" + (f": {advice}" if advice and not is_own else "")
     return RefusedRecord(topic, name_of(code), text, is_own, output)

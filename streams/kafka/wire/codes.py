@@ -147,9 +147,10 @@ class Code(IntEnum):
     SHARE_SESSION_LIMIT_REACHED = 133
 
 
-_STALE_METADATA: Final = frozenset(
+NO_SUCH_TOPIC: Final = frozenset((Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID))
+"""Codes of a topic or partition that is not there, or that the broker does not know yet."""
+_STALE_METADATA: Final = NO_SUCH_TOPIC | frozenset(
     (
-        Code.UNKNOWN_TOPIC_OR_PARTITION,
         Code.LEADER_NOT_AVAILABLE,
         Code.NOT_LEADER_OR_FOLLOWER,
         Code.REPLICA_NOT_AVAILABLE,
@@ -161,7 +162,6 @@ _STALE_METADATA: Final = frozenset(
         Code.PREFERRED_LEADER_NOT_AVAILABLE,
         Code.ELIGIBLE_LEADERS_NOT_AVAILABLE,
         Code.ELECTION_NOT_NEEDED,
-        Code.UNKNOWN_TOPIC_ID,
         Code.INCONSISTENT_TOPIC_ID,
     )
 )

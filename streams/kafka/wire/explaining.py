@@ -8,14 +8,14 @@ from typing import Final
 
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError
 from streams.kafka.permissions import Right, denied, is_denial
-from streams.kafka.wire.codes import BrokerRefusal, Code
+from streams.kafka.wire.codes import NO_SUCH_TOPIC, BrokerRefusal, Code
 
 _REFUSED_LOGINS: Final = (
     "_AUTHENTICATION",
     Code.SASL_AUTHENTICATION_FAILED.name,
     Code.UNSUPPORTED_SASL_MECHANISM.name,
 )
-_NO_TOPIC: Final = Code.UNKNOWN_TOPIC_OR_PARTITION, Code.INVALID_TOPIC_EXCEPTION
+_NO_TOPIC: Final = NO_SUCH_TOPIC | {Code.INVALID_TOPIC_EXCEPTION}
 
 
 def explained(error: BaseException, where: str, needed: Sequence[Right] = ()) -> StreamsError:
@@ -46,3 +46,19 @@ def explained(error: BaseException, where: str, needed: Sequence[Right] = ()) ->
         if not error.retriable:
             return BrokerUnavailable(f"{where}: the broker refuses it: {error}")
     return BrokerUnavailable(f"{where}: no answer in time, the last was: {error}")
+
+
+def nothing_listens(addresses: str) -> str:
+    """Return the message for brokers that refuse every connection."""
+    hosts = [address.strip().rpartition(":")[0] for address in addresses.split(",")]
+    here = any(host in ("localhost", "[::1]") or host.startswith("127.") for host in hosts)
+    advice = "(kes broker start)" if here else "(check the address, too)"
+    return f"nothing listens at {addresses}: is it running? {advice}"
+
+
+def plain(reason: str, addresses: str) -> str:
+    """Return the last news of the connections, in plain words where no broker is there at all."""
+    # Of several brokers another one may be there, and a broker may advertise an address that refuses.
+    only, wherever = addresses.strip(), ("/", ": Connection")  # as librdkafka has it, and our own connections
+    refused = "Connection refused" in reason and "," not in only and any(only + end in reason for end in wherever)
+    return nothing_listens(addresses) if refused else reason

@@ -26,7 +26,7 @@ from streams.kafka import permissions
 from streams.kafka.connection import ConnectionLog
 from streams.kafka.permissions import denied
 from streams.kafka.settings import ClientSettings, build
-from streams.kafka.translate import BLOCKED, NOT_AUTHORIZED, REFUSED, error_of
+from streams.kafka.translate import NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, error_of
 from streams.records import Acknowledgement, Record
 
 _log = logging.getLogger(__name__)
@@ -287,7 +287,9 @@ class PlainProducer:
         if self._may_write_nowhere and error.code() == KafkaError._PURGE_QUEUE:
             # Without the right to write to any topic at all a producer gets no id, and nothing is sent.
             self.is_broken, error = True, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
-        if error.code() in REFUSED or error.code() in BLOCKED:  # no transaction waits here: the item has its policy
+        if (
+            error.code() in REFUSED or error.code() in NO_SUCH_TOPIC
+        ):  # no transaction waits here: the item has its policy
             rights = [permissions.on_topic("Write", topic)]
             why = denied(error.name(), rights) if error.code() in NOT_AUTHORIZED else f"{error.name()}: {error.str()}"
             return RecordRefused(f"{where}: {why}")

@@ -16,11 +16,10 @@ from typing import Final, Protocol, TypeVar
 from streams.errors import RecordsRefused, TransactionFailed
 from streams.kafka import permissions
 from streams.kafka.permissions import Right
-from streams.kafka.translate import BLOCKED, NO_SUCH_TOPIC
 from streams.kafka.wire import answers, messages
 from streams.kafka.wire.answers import Meaning
 from streams.kafka.wire.cluster import GROUP, TRANSACTION, UNKNOWN_SECONDS, Cluster, SlotConnections
-from streams.kafka.wire.codes import Code
+from streams.kafka.wire.codes import NO_SUCH_TOPIC, Code
 from streams.kafka.wire.connection import BrokerConnection, EncodedRequest, LostConnection
 from streams.kafka.wire.messages import Identity, PartitionError, WirePartition
 from streams.kafka.wire.protocol import V1, Pauses, TransactionProtocol, protocol_of
@@ -188,7 +187,7 @@ class TransactionSession:
             blocked = [
                 answers.refused_record(*where, code, "", None)
                 for where, code in failed.items()
-                if code in BLOCKED and (code not in NO_SUCH_TOPIC or pauses.elapsed > UNKNOWN_SECONDS)
+                if code in answers.ADVICE and (code not in NO_SUCH_TOPIC or pauses.elapsed > UNKNOWN_SECONDS)
             ]
             if blocked:
                 raise RecordsRefused("flush", blocked, self.who.transactional_id)

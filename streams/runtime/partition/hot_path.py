@@ -28,6 +28,13 @@ LONGEST_SLICE_SECONDS: Final = 0.005
 included, wait meanwhile."""
 
 
+def next_size(size: int, seconds: float) -> int:
+    """Return how many events the next slice may have, after one of this size at most that took so long."""
+    if seconds > LONGEST_SLICE_SECONDS:
+        return max(1, size // 2)
+    return size if size >= SLICE else 2 * size
+
+
 class HotPath:
     """The hot path of one partition. On its task. ``size``: events in the next one, at most; ``merged_size``: of
     several inputs."""
@@ -55,11 +62,7 @@ class HotPath:
             if behind == position:
                 break
             position, error = plain_slice.run(partition, host, records, behind, stop)
-        seconds = now() - began
-        if seconds > LONGEST_SLICE_SECONDS:
-            self.size = max(1, self.size // 2)
-        elif self.size < SLICE:
-            self.size *= 2
+        self.size = next_size(self.size, now() - began)
         if inputs is not None:
             # Near what was plain this time: records behind one that is not plain are merged in vain.
             self.merged_size = min(self.size, max(LEAST_MERGED, 2 * position))

@@ -25,6 +25,7 @@ from streams.metrics import EventFailed
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import further_positions
 from streams.runtime.partition.batch_handlers import split_batch
+from streams.runtime.partition.delivery import DeliveredRecords
 from streams.runtime.partition.due_timers import DueTimers
 from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.failures import (
@@ -75,6 +76,7 @@ class PartitionWorker(Partition):
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
         self.hot_path = HotPath(self, engine)
+        self.delivery = DeliveredRecords(self, engine, self.inbox, self.hot_path, self._wake)
         self._execution = Execution(self, engine)
         self._due_timers = DueTimers(self, engine, self._execution)
         self._visiting = Visiting(self, engine, self._execution)
@@ -331,7 +333,12 @@ class PartitionWorker(Partition):
 
     async def _wait(self) -> None:
         if self.inputs is None and self._timetable.is_empty and not self.timers and not self.timekeeper.has_news:
-            await self._wake.wait()
+            if self.engine.router.runs_ahead:
+                await self._wake.wait()
+            elif (failed := await self.delivery.wait()) is not None:
+                await self._one(*failed)
+                if not self.is_closing:
+                    self.inbox.handled(1)
             return
         now = self.engine.now()
         times = [self._timetable.seconds_to_next(now)]

@@ -40,7 +40,6 @@ _TRANSACTIONAL: Final = 0x10
 _LENGTHS: Final = 5 + 1 + 10 + 4 + 5 + 5
 """Bytes around key, value and headers of a record, at most: length, attributes, time, position, two lengths."""
 _BYTES: Final = pa.large_binary()
-_EMPTY: Final = pa.scalar(b"", _BYTES)
 
 
 class _Destination(NamedTuple):
@@ -296,7 +295,8 @@ def _records(
     if key is not None:
         pieces.append(key.column)
     pieces += [_ragged([value_field]), value.column, headers.encoded]
-    joined = pc.binary_join_element_wise(*pieces, _EMPTY, null_handling="replace", null_replacement="")
+    empty = pa.scalar(b"", _BYTES)  # made here: the first scalar of a process imports pandas, half a second
+    joined = pc.binary_join_element_wise(*pieces, empty, null_handling="replace", null_replacement="")
     starts, _ = flat(joined)
     return starts, joined.buffers()[2]
 

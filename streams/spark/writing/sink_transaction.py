@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
 from streams.kafka.permissions import Right, on_group, on_topic, on_transactional_id
-from streams.kafka.translate import BLOCKED, FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, UNDECIDED
+from streams.kafka.translate import FENCED, NOT_AUTHORIZED, REFUSED, UNDECIDED
 from streams.kafka.writing.made_batch import MadeBatch
 from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, reason_of, topic_admin, translated
 from streams.spark.options import KafkaSettings
@@ -253,7 +253,7 @@ def _translated(error: TransactionFailed, target: WriteTarget, doing: object) ->
             "this size, the store of stagingDir slow to read, or this process stood still. Run it again. On a slow "
             "line or store: smaller batches (maxOffsetsPerTrigger), or a longer kafka.transaction.timeout.ms"
         )
-    if reason.code() in (REFUSED | BLOCKED.keys()) - NO_SUCH_TOPIC:
+    if reason.code() in REFUSED:
         return RecordRefused(
             f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
         )

@@ -71,7 +71,7 @@ class SimLink(WireLink):
         self.failures: list[BaseException] = []
 
     def post(self, work: Callable[[], Any]) -> bool:
-        """See ``link.Link``, also for all others."""
+        """See ``WireLink``, also for all others."""
         loop = self._process.loop
         self._posted_until = max(self._posted_until + ORDERED, loop.time() + self._process.faults.post())
         loop.call_at(self._posted_until, super().post, work)

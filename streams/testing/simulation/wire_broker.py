@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streams.kafka.wire import kafka_python
+from streams.kafka.reading.record_batches import FetchedBatches
 from streams.testing.simulation.broker import CLUSTER, TOPIC_LIMIT, Broker, LogEntry, Refuses
 from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.wire_requests import FURTHER, REQUESTS, Request, name_of
@@ -25,6 +26,8 @@ EPOCHS: Final = 40
 _BATCHES_KNOWN: Final = 5  # of a producer in a partition, by the broker, to know what it has already
 _V2: Final = 5  # the version of EndTxn and TxnOffsetCommit from which on transactions are v2
 _PRODUCE_V2: Final = 12
+_PRODUCER: Final = struct.Struct(">qhii")  # producer id, epoch, first sequence and number of records, ...
+_PRODUCER_AT: Final = 43  # ... in the head of a batch
 _COORDINATORS: Final = 4  # the version of FindCoordinator from which on it takes several keys
 _MOST: Final = {"Metadata": 12, "InitProducerId": 5, "OffsetCommit": 9, "OffsetFetch": 9}  # later: topics by their ids
 _CODES: Final = {
@@ -268,12 +271,17 @@ class WireBroker:
             return _AT_A_LEADER[strike], None
         if (missing := broker.blocked.get(topic)) is not None:
             return missing, None
-        if len(bytes(records)) > broker.limits.get(topic, TOPIC_LIMIT):
+        batch = bytes(records)
+        if len(batch) > broker.limits.get(topic, TOPIC_LIMIT):
             return _TOO_LARGE, None
-        batch = kafka_python.MemoryRecords(bytes(records)).next_batch()
-        epoch = self._in_the_broker(batch.producer_id, batch.producer_epoch)
+        producer_id, producer_epoch, sequence, count = _PRODUCER.unpack_from(batch, _PRODUCER_AT)
+        epoch = self._in_the_broker(producer_id, producer_epoch)
+        entries = [
+            LogEntry(record.key, record.value, list(record.headers or ()) or None, None, False, record.timestamp_ms)
+            for record in FetchedBatches(topic, partition, 0, batch, None).take(count)
+        ]
         try:
-            code, index = self._append(request, name, epoch, topic, partition, batch)
+            code, index = self._append(request, name, epoch, topic, partition, sequence, entries)
         except Refuses:
             return _FENCED_AT_A_LEADER, None
         if not code and strike is Strike.MOVED_AFTER:  # replicated, but not to everybody yet when it moved
@@ -284,13 +292,12 @@ class WireBroker:
         return code, index
 
     def _append(
-        self, request: Request, name: str, epoch: int, topic: str, partition: int, batch: Any
+        self, request: Request, name: str, epoch: int, topic: str, partition: int, first: int, entries: list[LogEntry]
     ) -> tuple[int, int | None]:
         broker = self.broker
         log = broker.log(topic, partition)
         is_enlisted = broker.is_enlisted(name, epoch, log)
-        rows = list(batch)
-        span = (batch.base_sequence, batch.base_sequence + len(rows) - 1)
+        span = (first, first + len(entries) - 1)
         seen = self._seen.get((name, topic, partition))
         if seen is not None and seen.epoch == epoch:
             if span in seen.batches:
@@ -309,7 +316,6 @@ class WireBroker:
         if collides or broker.ongoing(name, epoch) is None:  # the coordinator takes one leader at a time
             broker.met.add("concurrent")
             return _CONCURRENT, None
-        entries = [LogEntry(row.key, row.value, row.headers or None, None, False, row.timestamp) for row in rows]
         for index, entry in enumerate(entries):
             if (refusal := broker.refusal(topic, entry)) is not None:
                 return refusal, index

@@ -16,7 +16,7 @@ import pytest
 
 from streams.core.assignor import sticky_plan
 from streams.errors import ConfigError
-from streams.kafka.group.connect import KAFKA_PYTHON, WIRE, connect_group
+from streams.kafka.group.connect import connect_group
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import Security
 from streams.model.group import Fatal, GroupEvent
@@ -62,13 +62,12 @@ def server(certificate: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("trusted", [False, True], ids=["unknown authority", "wrong host"])
-@pytest.mark.parametrize("over", [KAFKA_PYTHON, WIRE])
-def test_a_certificate_that_does_not_fit_is_fatal(server: str, certificate: Path, trusted: bool, over: str) -> None:
+def test_a_certificate_that_does_not_fit_is_fatal(server: str, certificate: Path, trusted: bool) -> None:
     settings = {"security.protocol": "ssl"}
     if trusted:
         settings["ssl.ca.location"] = str(certificate.with_name("cert.pem"))
     membership, _ = connect_group(
-        server, "g", "t", 1, "a", {"cooperative-sticky": sticky_plan}, security=Security.of(settings), over=over
+        server, "g", "t", 1, "a", {"cooperative-sticky": sticky_plan}, security=Security.of(settings)
     )
     heard: list[GroupEvent] = []
     membership.start(heard.append)
