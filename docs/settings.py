@@ -119,6 +119,11 @@ SECTIONS: Final = (
                 "number of replicas that must have a record before it counts, in topics that are created: 1 to "
                 "`replication_factor`. Use 2 where it matters"
             ),
+            "start_at": (
+                "where a source that has never run begins, more exactly: a time with its zone (`2026-11-20T00:00Z`), "
+                "`earliest`, `latest`, or `[TOPIC:]PARTITION@OFFSET` for single partitions, separated by commas: see "
+                "[start anywhere](../guides/beginnings.md). Partitions that it does not name: `auto_offset_reset`"
+            ),
             "alignment_seconds": (
                 "seconds that the others of [several inputs](../guides/inputs.md) wait for one that is not known to be "
                 "at its end"

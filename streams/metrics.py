@@ -124,6 +124,15 @@ class CallAbandoned(msgspec.Struct, frozen=True):
     hung: int
 
 
+class CallbackFailed(msgspec.Struct, frozen=True):
+    """A function about a partition (``callback``: ``on_assigned``, ``on_activated``, ``on_will_revoke`` or
+    ``on_revoked``) raised an error, or took too long and was cancelled."""
+
+    callback: str
+    partition: int
+    error: str
+
+
 class PartitionsAdded(msgspec.Struct, frozen=True):
     """The source topic has more ``partitions`` than the ``known`` ones of the settings; no member reads the others.
     Reported by each member at each look at the topic, every ten seconds."""
@@ -145,6 +154,7 @@ Measurement = (
     | JobEnded
     | CallAbandoned
     | PartitionsAdded
+    | CallbackFailed
 )
 MetricsHandler = Callable[[Measurement], None]
 

@@ -80,6 +80,17 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}[{self.partition}]"
 
 
+class PartitionChange(NamedTuple):
+    """A partition that comes to this member, or goes. ``epoch`` counts what the member takes up, each time anew: what
+    comes and what goes belong together by it. ``reason``: ``assigned`` (restored from its changelog), ``moved`` (warm,
+    from or to another member), ``restarted`` (its state was dropped and restored); ``revoked`` (by the group),
+    ``stopped`` (the source stops), ``lost`` (with the membership, or fenced: nothing can be committed any more)."""
+
+    partition: int
+    epoch: int
+    reason: str
+
+
 class IncomingRecord(msgspec.Struct, gc=False):
     """A record as it was received. ``timestamp_ms`` is the record's own (producer's or broker's), -1 if it has none."""
 

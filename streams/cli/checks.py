@@ -311,9 +311,10 @@ def group(target: Target) -> Iterator[Finding]:
         yield Finding("group", PROBLEM, f"{member.instance}: {member.problem}", "use another group_id for it")
     committed = view.committed.get(config.offsets_topic, {})
     with closing(TopicAdmin(target.settings)) as admin:
-        if not committed or admin.identity(config.changelog, target.seconds) is None:
+        if not committed:
             return
-        marks = admin.watermarks(config.changelog, None, target.seconds)
+        is_there = admin.identity(config.changelog, target.seconds) is not None
+        marks = admin.watermarks(config.changelog, None, target.seconds) if is_there else {}
     with closing(PartitionReader(target.settings)) as reader:
         ranges = {number: (mark.start, mark.stable) for number, mark in marks.items()}
         last = reader.last_with_key(config.changelog, ranges, OFFSET_KEY, stalled_after_seconds=target.seconds)
@@ -321,12 +322,12 @@ def group(target: Target) -> Iterator[Finding]:
         there = decode_offset(last[number]).offset if number in last else None
         if there is None or there < offset:
             where = f"{config.topic}[{number}]: the group's offset {offset} is ahead of the changelog's ({there})"
-            yield Finding(
-                "group",
-                PROBLEM,
-                f"{where}: the source would not start",
-                f"kes offsets accept {target.name} -p {number}",
-            )
+            remedy = f"kes offsets accept {target.name} -p {number}"
+            if there is None:
+                remedy = (
+                    f"if another program has stopped there: kes offsets start {target.name} --from-group {view.group}"
+                )
+            yield Finding("group", PROBLEM, f"{where}: the source would not start", remedy)
 
 
 def progress(target: Target) -> Iterator[Finding]:

@@ -35,7 +35,9 @@ COMMANDS = {
     "broker": Command("streams.cli.broker", "Run a real Kafka broker on this machine: start, stop, status.", "broker"),
     "topics": Command("streams.cli.topics", "Manage the topics of an event source: plan, apply, grow."),
     "topology": Command("streams.cli.topology", "Show the inputs, handlers, stores and outputs of an event source."),
-    "offsets": Command("streams.cli.offsets", "Reset group offsets that are ahead of the changelog: accept."),
+    "offsets": Command(
+        "streams.cli.offsets", "Set where a source begins, reset offsets that are ahead: start, accept."
+    ),
     "lag": Command("streams.cli.lag", "Show the lag of each partition: committed offset, end, distance."),
     "group": Command("streams.cli.group", "Show the members of a group: owners, standbys and moves in progress."),
     "txn": Command("streams.cli.txn", "List open transactions, and end hanging ones: list, hanging, end, abort."),

@@ -1,4 +1,4 @@
-"""``kes offsets``: a group's offsets beside those in the changelog, when the two contradict each other."""
+"""``kes offsets``: the beginning of a source, and a group's offsets that contradict its changelog."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, named_source
 from streams.cli.console import complain, emit, notices, print_whole
+from streams.cli.offsets_start import start
 from streams.errors import OffsetError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.looks.addresses import brokers
@@ -57,7 +58,10 @@ class Standing(NamedTuple):
 
 @app.callback()
 def offsets() -> None:
-    """Offsets of a group that contradict its changelog."""
+    """Beginning of a source, and offsets of a group that contradict its changelog."""
+
+
+app.command()(start)
 
 
 @app.command()

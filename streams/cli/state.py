@@ -32,7 +32,7 @@ from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import DecodeError
 from streams.looks.records import one_line, plain, plain_bytes, plain_text, shortened, shown_time
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
-from streams.runtime.changelog import OFFSET_KEY, TIMER_PREFIX, decode_offset, decode_timer
+from streams.runtime.changelog import BEGIN_KEY, OFFSET_KEY, TIMER_PREFIX, decode_begin, decode_offset, decode_timer
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
@@ -86,7 +86,7 @@ def list_partitions(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Show the size of each partition (keys, bytes, timers) and the next offset of its input.
+    """Show the size of each partition (keys, bytes, timers), the next offset of its input, and how it was begun.
 
     Exit codes: 0 shown; 1 no changelog, no such folder, or no broker answers; 2 wrong usage.
     """
@@ -232,6 +232,7 @@ class _Partitions:
         self._offset: int | None = None
         self._changed_at_ms = -1
         self._time_ms: int | None = None
+        self._begun = ""
 
     def receive(self, record: IncomingRecord) -> None:
         self._records += 1
@@ -249,6 +250,8 @@ class _Partitions:
                 self._time_ms = None if record.value is None else int_codec.decode(record.value)
         elif key == OFFSET_KEY and record.value is not None:
             self._offset = decode_offset(record).offset
+        elif key == BEGIN_KEY:
+            self._begun = "" if record.value is None else decode_begin(record).shown
         elif key.startswith(TIMER_PREFIX):
             self._timers.discard(key) if decode_timer(record)[1] is None else self._timers.add(key)
 
@@ -262,6 +265,7 @@ class _Partitions:
             "changelog_records": self._records,
             "changed_at_ms": self._changed_at_ms,
             "time_ms": self._time_ms,
+            "begun": self._begun,
         }
 
 
@@ -355,6 +359,9 @@ def _partition_table(rows: list[dict[str, Any]]) -> Table:
     has_time = any(row["time_ms"] is not None for row in rows)
     for name in ("next offset", "records", "changed at", *(["time"] if has_time else [])):
         table.add_column(name, justify="right", no_wrap=True)
+    has_begun = any(row["begun"] for row in rows)
+    if has_begun:
+        table.add_column("begun", no_wrap=True)
     for row in rows:
         offset = "-" if row["next_offset"] is None else f"{row['next_offset']:,}"
         numbers = [f"{row[name]:,}" for name in ("keys", "bytes", "timers")]
@@ -364,6 +371,7 @@ def _partition_table(rows: list[dict[str, Any]]) -> Table:
             offset,
             f"{row['changelog_records']:,}",
             shown_time(row["changed_at_ms"]),
-            *([] if row["time_ms"] is None else [shown_time(row["time_ms"])]),
+            *([] if not has_time else ["" if row["time_ms"] is None else shown_time(row["time_ms"])]),
+            *([harmless(row["begun"])] if has_begun else []),
         )
     return table

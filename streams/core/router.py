@@ -141,7 +141,7 @@ class Router:
 
     def add(self, route: Route) -> None:
         """Register a type. Raises ``RegistrationError`` for a second handler of the same name, or after the start."""
-        self._refuse_if_frozen(f"the handler of {route.name}")
+        self.refuse_if_frozen(f"the handler of {route.name}")
         # Keys are bytes, as in headers: no name is decoded for a record.
         if route.name.encode() in self.routes:
             first = location_of(self.routes[route.name.encode()].handler)
@@ -153,21 +153,21 @@ class Router:
 
     def set_default(self, route: Route) -> None:
         """Register the handler of everything that has no handler of its own."""
-        self._refuse_if_frozen("the default handler")
+        self.refuse_if_frozen("the default handler")
         if self.default is not None:
             raise RegistrationError("there is a default handler already")
         self.default = route
 
     def add_visit(self, name: str, route: Route, table: str | None) -> None:
         """Register a visit. Raises ``RegistrationError`` for a second one of the name, or after the start."""
-        self._refuse_if_frozen(f"the visit {name!r}")
+        self.refuse_if_frozen(f"the visit {name!r}")
         if name in self.visits:
             raise RegistrationError(f"there is a visit {name!r} already")
         self.visits[name] = route, table
 
     def set_tracer(self, tracer: Tracer) -> None:
         """Have the events traced. Raises ``RegistrationError`` after the start, and for a second tracer."""
-        self._refuse_if_frozen("the tracer")
+        self.refuse_if_frozen("the tracer")
         if self.tracer is not None:
             raise RegistrationError("the event source has a tracer already")
         self.tracer = tracer
@@ -188,7 +188,8 @@ class Router:
     def is_frozen(self) -> bool:
         return self._frozen
 
-    def _refuse_if_frozen(self, what: str) -> None:
+    def refuse_if_frozen(self, what: str) -> None:
+        """Raise ``RegistrationError`` after the start, which ``what`` comes too late for."""
         if self._frozen:
             raise RegistrationError(f"{what} comes too late: register before the event source is started")
 

@@ -15,6 +15,7 @@ from typing import Final
 from streams.metrics import (
     BatchFailed,
     CallAbandoned,
+    CallbackFailed,
     EventFailed,
     JobEnded,
     Measurement,
@@ -126,6 +127,10 @@ MOVE_SECONDS = _histogram("kes_move_seconds", "Time of a hand-over: out, without
                           ("direction",))  # fmt: skip
 OFFSETS_MISMATCHED = _counter("kes_offset_mismatches", "Group offsets that were behind the changelog, or missing.")
 CALLS_ABANDONED = _counter("kes_abandoned_calls", "Calls to the broker that were given up.")
+CALLBACKS_FAILED = _counter(
+    "kes_failed_callbacks", "Functions about partitions that raised, or took too long.", ("callback",),
+    at_start=tuple((moment,) for moment in ("on_assigned", "on_activated", "on_will_revoke", "on_revoked")),
+)  # fmt: skip
 PARTITIONS_UNREAD = _gauge(
     "kes_unread_partitions", "Partitions of the source topic beyond the settings' number: no member reads them.",
     at_start=((),),
@@ -250,6 +255,8 @@ def readings(measurement: Measurement) -> list[Sample]:
             return [(OFFSETS_MISMATCHED, 1, ())]
         case CallAbandoned():
             return [(CALLS_ABANDONED, 1, ())]
+        case CallbackFailed(callback):
+            return [(CALLBACKS_FAILED, 1, (callback,))]
         case PartitionsAdded(_, known, partitions):
             return [(PARTITIONS_UNREAD, partitions - known, ())]
 

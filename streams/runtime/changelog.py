@@ -22,6 +22,9 @@ OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
 """Key of the one record per changelog partition and transaction that carries the input offset (protocol, section 6)."""
 RELEASE_KEY = RESERVED_KEY_PREFIX + b"release"
 """Key of the release marker, the last record of a partition's last transaction on its donor (protocol, section 8)."""
+BEGIN_KEY = RESERVED_KEY_PREFIX + b"begin"
+"""Key of the record that says how a partition's state began (``BeginRecord``). It is beside the state, not part of it:
+folders, snapshots and exports are without it."""
 TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
 """Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
 JOIN_PREFIX = RESERVED_KEY_PREFIX + b"join."
@@ -34,6 +37,8 @@ LOOKUP_PREFIX = "lookup:"
 a colon."""
 TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that this version can read."""
+BEGIN_FORMAT = 1
+"""The layout of ``BeginRecord`` that this version writes, and the newest that it can read."""
 
 
 InputPosition: TypeAlias = tuple[int, str]
@@ -167,9 +172,49 @@ class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     trace: Carrier = ()
 
 
+class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Beginning of a partition's state, where that was decided on purpose. ``how``: ``start``, or ``adopt`` (at the
+    offsets of another program). ``at``: the first offset, by input; ``places``: the text that it was decided by. ``by``
+    and ``at_ms``: who wrote it, and when."""
+
+    v: int = BEGIN_FORMAT
+    how: str
+    at: dict[str, int]
+    places: dict[str, str]
+    by: str
+    at_ms: int
+
+    @property
+    def shown(self) -> str:
+        """Return it for people."""
+        found = ", ".join(f"{topic} at {offset} ({self.places.get(topic, '-')})" for topic, offset in self.at.items())
+        return f"{self.how}: {found}"
+
+
+def beginning(
+    began: BeginRecord, partition: int, ids: Mapping[str, str], changelog_id: str
+) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
+    """Return keys and values of the records of a partition that begins: its begin record, and the offset record.
+    ``ids``: those of the inputs. The first input of the begin record is the source's own topic."""
+    (own, offset), *further = began.at.items()
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    if further:
+        inputs = further_positions(None, partition, {topic: (at, ids[topic]) for topic, at in further})
+    position = OffsetRecord(offset, began.by, 0, 0, ids[own], changelog_id, inputs)
+    return (BEGIN_KEY, msgspec.json.encode(began)), (OFFSET_KEY, msgspec.json.encode(position))
+
+
 def decode_offset(record: IncomingRecord) -> OffsetRecord:
     """Decode the offset record in this changelog record. Raises ``OffsetError`` if it is not one."""
     return _decode(record, OffsetRecord, "offset record")
+
+
+def decode_begin(record: IncomingRecord) -> BeginRecord:
+    """Decode the begin record in this changelog record. Raises ``OffsetError`` if it is not one, or a newer one."""
+    found = _decode(record, BeginRecord, "begin record")
+    if found.v > BEGIN_FORMAT:
+        raise _unreadable(record, "begin record", f"its format is {found.v}, the newest known here is {BEGIN_FORMAT}")
+    return found
 
 
 def decode_release(record: IncomingRecord) -> ReleaseMarker:

@@ -33,6 +33,7 @@ from streams.runtime.keeping.on_disk import refuse_without_folder
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.look_up import LookUps
 from streams.runtime.ownership.loop_purge import LoopPurge
+from streams.runtime.ownership.partition_callbacks import NO_FUNCTIONS, Functions
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.range_reader import RangeReader
 from streams.runtime.ownership.replicas import Replicas
@@ -85,6 +86,7 @@ class Engine:
         topics: Collection[str] | None = None,
         inputs: Sequence[InputSpec] = (),
         lookups: Lookups = NO_LOOKUPS,
+        callbacks: Functions = NO_FUNCTIONS,
     ) -> None:
         """``topics``: the only ones that are sent to; ``None``: any. ``inputs``: what is read beside the own topic;
         ``lookups``: what is looked into, which has been started."""
@@ -154,8 +156,8 @@ class Engine:
         # The lambdas are needed because these rooms use each other, and the later one is not made yet.
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
         self.topic_watch = TopicWatch(self, self.replicas)
-        self.partitions = Partitions(self, self.replicas, self.read_proofs, lambda new: self.takeovers.take_over(new))
-        read = RangeReader(connections, self.hung_calls).read
+        proofs, read = self.read_proofs, RangeReader(connections, self.hung_calls).read
+        self.partitions = Partitions(self, self.replicas, proofs, lambda new: self.takeovers.take_over(new), callbacks)
         self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch, read)
         self.look_ups = LookUps(self, self.takeovers.stalls, read)
         self.handover = Handover(self, self.partitions, self.replicas)
@@ -275,7 +277,7 @@ class Engine:
         self.accepting = False
         for port in self.inputs:
             port.close()
-        self.partitions.void_all("the event source stops")
+        await self.partitions.end("the event source stops")
         # Nothing is left to do here, and a request to a client that is being closed would look like a failure.
         self._tasks.cancel_scope.cancel()
         leaving = self.connections.worker("kes-leave")  # the control thread may be waiting for an answer

@@ -16,6 +16,7 @@ import msgspec
 
 from streams.errors import ConfigError
 from streams.metrics import MetricsHandler
+from streams.model.places import Places, places_of
 from streams.model.topics import (
     MAX_NAME_LENGTH,
     changelog_name,
@@ -66,8 +67,10 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     * Topics: ``topic`` with ``num_partitions``; ``changelog_topic`` and ``dead_letter_topic`` (names made from
       group and topic by default); ``replication_factor`` and ``min_insync_replicas`` for those that are created.
     * Start: ``auto_offset_reset`` is for partitions without any committed offset: ``earliest``, ``latest`` or
-      ``error``. With several inputs (``EventSource.input``), ``alignment_seconds`` is the time that the others wait for
-      one that is not known to be at its end.
+      ``error``. ``start_at`` is more exact, for a source that has never run: a time with its zone, ``earliest``,
+      ``latest``, and ``[TOPIC:]PARTITION@OFFSET`` for single partitions, separated by commas. With several inputs
+      (``EventSource.input``), ``alignment_seconds`` is the time that the others wait for one that is not known to be
+      at its end.
     * Loop: with ``loop`` handlers send events to this source itself (``ctx.loop``), over a topic of its own;
       ``max_loop_hops`` is the number of them that may lead to one another (0: no bound).
     * Visits: with ``visits`` the source has a topic for the requests to visit the keys of its store
@@ -96,6 +99,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     replication_factor: int = 1  # works on one broker; 3, with 2 in sync, is for where it matters
     min_insync_replicas: int = 1
     auto_offset_reset: str = "earliest"  # not Kafka's default, "latest", which passes over what was there before
+    start_at: str = ""
     alignment_seconds: float = 0.5
     loop: bool = False
     max_loop_hops: int = 100  # a chain that never ends stops with an error that names it
@@ -129,6 +133,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
             )
         if self.auto_offset_reset not in ("earliest", "latest", "error"):
             raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
+        self._check_start_at()
         check_type((bool,), "loop", self.loop, "True or False")
         check_type((bool,), "visits", self.visits, "True or False")
         check_count("max_loop_hops", self.max_loop_hops, 0)
@@ -166,6 +171,21 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         for name in ("client_settings", "source_client_settings"):
             fields[name] = sorted(fields[name])
         return f"EventSourceConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+    def _check_start_at(self) -> None:
+        check_type((str,), "start_at", self.start_at, "places as text, such as '2026-11-20T00:00Z' or '0@17, 1@20'")
+        try:
+            places = self.start_places
+        except ValueError as error:
+            raise ConfigError(f"start_at: {error}") from None
+        for (topic, number), _ in places.offsets.items():
+            if number >= self.num_partitions:
+                raise ConfigError(f"start_at: {topic or self.topic} has the partitions 0 to {self.num_partitions - 1}")
+
+    @property
+    def start_places(self) -> Places:
+        """Return ``start_at`` as places; empty: there are none."""
+        return places_of(found for text in self.start_at.split(",") if (found := text.strip()))
 
     @property
     def source_is_elsewhere(self) -> bool:

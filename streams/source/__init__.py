@@ -13,6 +13,7 @@ from streams.sak.lazy_names import LazyNames
 if TYPE_CHECKING:
     from streams.model.answers import Answer
     from streams.model.topology import Topology, TopologyHandler, TopologyTopic
+    from streams.records import PartitionChange
     from streams.source.async_batcher import AsyncBatcher
     from streams.source.batch_producer import BatchProducer
     from streams.source.event_producer import (
@@ -37,6 +38,7 @@ __all__ = [
     "EventProducer",
     "EventSource",
     "Lookup",
+    "PartitionChange",
     "PostgresSink",
     "RecordOptions",
     "SinkItem",
@@ -58,6 +60,7 @@ if not TYPE_CHECKING:
             "lookups": "Lookup",
             "postgres_sink": "PostgresSink SinkItem",
             "streams.model.answers": "Answer",
+            "streams.records": "PartitionChange",
             "streams.model.topology": "Topology TopologyHandler TopologyTopic",
         },
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -17,7 +17,7 @@ from streams.errors import RegistrationError
 from streams.metrics import MetricsHandler
 from streams.model.topology import Topology, TopologyHandler, TopologyTopic
 from streams.protocols import StateStore
-from streams.records import DEFAULT_MESSAGE_LIMIT, TopicPartition
+from streams.records import DEFAULT_MESSAGE_LIMIT, PartitionChange, TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
@@ -38,6 +38,7 @@ from streams.stores.stateless import Stateless
 if TYPE_CHECKING:  # a source is declared without the engine
     from streams.runtime.replay import Program
 
+CallbackT = TypeVar("CallbackT", bound=Callable[[Any, PartitionChange], object])
 StoreFactory = Callable[[TopicPartition], Any]
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -64,6 +65,7 @@ class Declarations:
         self.visits: Final = DeclaredVisits(self._registry)
         self.lifespans: list[Lifespan] = []
         self.metrics_handlers: list[MetricsHandler] = []
+        self.callbacks: dict[str, list[Callable[[Any, PartitionChange], object]]] = {}
 
     @property
     def config(self) -> EventSourceConfig:
@@ -92,7 +94,16 @@ class Declarations:
         made.outputs.by_topic.update(self.outputs.by_topic)
         made.lookups.by_topic.update(self.lookups.by_topic)
         made.lifespans, made.metrics_handlers = [*self.lifespans], [*self.metrics_handlers]
+        made.callbacks = {moment: [*functions] for moment, functions in self.callbacks.items()}
         return made
+
+    def add_callback(self, moment: str, function: CallbackT) -> CallbackT:
+        """Have a function called when a partition comes or goes. Raises ``RegistrationError`` for one that cannot be,
+        and after the start."""
+        check_callable(f"the function of {moment}", function, "source", "change")
+        self.router.refuse_if_frozen(f"the function of {moment}")
+        self.callbacks.setdefault(moment, []).append(function)
+        return function
 
     def wrap_handlers(self, wrap: Callable[[Route], Route]) -> None:
         """Replace the route of each handler."""

@@ -18,7 +18,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.reading.view_follower import OnError
 from streams.settings.config import EventSourceConfig
 from streams.settings.jobs import SchedulerConfig
-from streams.source.declarations import Declarations
+from streams.source.declarations import CallbackT, Declarations
 from streams.source.lookups import Lookup
 from streams.source.registering import by_annotation
 from streams.stores.joined import Joined, Partitioner
@@ -201,6 +201,36 @@ class Declaring(Generic[StoreT]):
         """Have events traced by this (``observability.OpenTelemetryTraces`` calls it). Raises ``RegistrationError``
         after the start, and for a second one."""
         self._declared.router.set_tracer(tracer)
+
+    # -- partitions that come and go -----------------------------------------------------------------------------------
+
+    def on_assigned(self, function: CallbackT) -> CallbackT:
+        """Have ``function(source, change)`` called when a partition comes to this member, before it is restored. As a
+        decorator, or with the function; ``change`` is a ``PartitionChange``.
+
+        All functions of this kind may be plain or ``async``, and run on the event loop. Those of one partition run one
+        after the other. Each call has half of ``drain_timeout_seconds``; then it is cancelled, and all goes on. An
+        error, or a call that is cancelled, is logged and counted (``CallbackFailed``), and changes nothing else. A
+        plain function that blocks stops the whole member, as a plain handler does. Raises ``RegistrationError`` for
+        what cannot be called with two arguments, and after the start.
+        """
+        return self._declared.add_callback("on_assigned", function)
+
+    def on_activated(self, function: CallbackT) -> CallbackT:
+        """Have ``function(source, change)`` called when a partition works; see ``on_assigned``. Plain functions are
+        called before its first event. After a restart within this member it is called again (``restarted``)."""
+        return self._declared.add_callback("on_activated", function)
+
+    def on_will_revoke(self, function: CallbackT) -> CallbackT:
+        """Have ``function(source, change)`` called before a partition that works goes to another member, or stops with
+        the source; see ``on_assigned``. It is awaited while the partition still works, so it may ``interject`` a last
+        time. Never called for a loss: there is nothing left then that could be committed."""
+        return self._declared.add_callback("on_will_revoke", function)
+
+    def on_revoked(self, function: CallbackT) -> CallbackT:
+        """Have ``function(source, change)`` called when a partition has gone, for whatever reason; see
+        ``on_assigned``."""
+        return self._declared.add_callback("on_revoked", function)
 
     # -- topics --------------------------------------------------------------------------------------------------------
 

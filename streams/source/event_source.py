@@ -83,7 +83,7 @@ class EventSource(Declaring[StoreT]):
     def _hold(self, declared: Declarations) -> None:
         """Stand on these declarations, with a life of its own that has not begun."""
         self._declared = declared
-        self._run = SourceRun(declared)
+        self._run = SourceRun(declared, self)
         self._requests = SourceRequests(declared, self._run)
 
     # -- running -------------------------------------------------------------------------------------------------------

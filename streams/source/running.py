@@ -62,8 +62,9 @@ class SourceRun:
     ``engine``: that of the present run, once it is built. ``loop``: of the present run, or of the last one.
     """
 
-    def __init__(self, declared: Declarations) -> None:
-        self._declared = declared
+    def __init__(self, declared: Declarations, source: object) -> None:
+        """``source``: whose run it is, for callbacks."""
+        self._declared, self._source = declared, source
         self.state = SourceState.CREATED
         self.engine: Engine | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -293,6 +294,10 @@ class SourceRun:
             topics=declared.outputs.sent_to,
             inputs=[*declared.inputs.by_topic.values()],
             lookups=lookups,
+            callbacks={
+                moment: [partial(function, self._source) for function in functions]
+                for moment, functions in declared.callbacks.items()
+            },
         )
         lookups.on_failure(engine.fail)  # one of before, while a lifespan was entered, is reported now
         try:

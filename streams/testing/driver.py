@@ -17,6 +17,7 @@ from streams.source.lookups import Lookup
 from streams.statistics import SourceStatistics
 from streams.stores.joined import Joined
 from streams.stores.joined_table import JoinedTable
+from streams.testing.driven_beginnings import DrivenBeginnings
 from streams.testing.driven_tables import DrivenTable, declared_table
 from streams.testing.driven_visits import DrivenVisits
 from streams.testing.driver_base import Unsettled, decoded
@@ -39,7 +40,7 @@ START_TIME: Final = 1_700_000_000.0
 """The time of day at which drivers start, in seconds since 1970."""
 
 
-class TestDriver(DrivenVisits, Generic[StoreT]):
+class TestDriver(DrivenBeginnings, DrivenVisits, Generic[StoreT]):
     """Runs an event source over a simulated broker, in virtual time: no waiting, no network, the same run each time.
 
     ``source`` is not started itself; its copies are (same handlers, schedules and store factory, each with an instance
@@ -406,8 +407,7 @@ class TestDriver(DrivenVisits, Generic[StoreT]):
             self._world.group.leave(membership.member)
 
     def abort(self, member: int | None = None) -> None:
-        """Abort a member's open transaction on the broker, as it does with one that is open for too long; without an
-        open one, the next one right before its commit."""
+        """Abort a member's open transaction on the broker; without one, the next one right before its commit."""
         found = self._member(member)
         if not self._world.broker.expire(found.transactional_ids):
             self.at("commit.before", self.abort, member=found.number)

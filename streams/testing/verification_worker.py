@@ -23,6 +23,7 @@ def moved(source: EventSource[object], servers: str, folder: str) -> EventSource
     source.config = msgspec.structs.replace(
         source.config,
         bootstrap_servers=servers,
+        start_at="",  # all records are handled
         client_settings={},
         source_bootstrap_servers="",
         source_client_settings={},

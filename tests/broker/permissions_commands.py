@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.broker.permissions_kit import POSITION, command, commands, hangs, has_more, is_ahead, is_restored, nothing
+from tests.broker.permissions_kit import (
+    POSITION,
+    all_topics,
+    command,
+    commands,
+    hangs,
+    has_more,
+    is_ahead,
+    is_restored,
+    nothing,
+)
 
 command("lag", rights=["Describe topic SOURCE", "Describe group GROUP"], behind=1)
 command("group", rights=["Describe group GROUP"], behind=1)
@@ -51,6 +61,21 @@ command(
     rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-skip"],
     prepare=has_more,
     behind=1,
+)
+command(
+    "offsets",
+    "start",
+    "--at",
+    "earliest",
+    "--yes",
+    rights=[
+        "Read topic SOURCE",
+        "Read group GROUP",
+        "Write topic CHANGELOG",
+        "Write transactional-id CHANGELOG.kes-start",
+    ],
+    prepare=all_topics,
+    name="`kes offsets start`, its changelog made before, and empty",
 )
 command("offsets", "accept", "--yes", rights=POSITION, prepare=is_ahead)
 command(

@@ -115,6 +115,7 @@ async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     )
     assert f"{lab.topic}[1]: the group's offset 1 is ahead of the changelog's (None)" in said["group"]
     assert "-> kes offsets accept shop:source -p 0" in said["group"]
+    assert f"kes offsets start shop:source --from-group {lab.group}" in said["group"]
     arguments = f"--topic {lab.changelog} --partition 1 --start-offset 4711"
     assert f"{lab.changelog}[1]: a transaction from 4711 on never ends" in said["transactions"]
     assert f"-> kes txn end shop:source {arguments}" in said["transactions"]

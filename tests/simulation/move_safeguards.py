@@ -83,7 +83,7 @@ def _released(self: Partitions, worker: PartitionWorker) -> bool:
     if worker.state is not PartitionState.RELEASING:
         return False
     worker.state = worker.state.to(PartitionState.RELEASED)
-    self._forget(worker)
+    self._forget(worker, "moved")
     return True
 
 
@@ -94,14 +94,14 @@ async def donors_go_on_after_the_marker(self: Partitions, worker: PartitionWorke
     if worker.state is not PartitionState.ACTIVE:
         return False
     self._close_intake(worker, PartitionState.RELEASING)
-    await self._finish(worker)
+    await self._finish(worker, 0.0)
     return _released(self, worker)
 
 
 @instead(Partitions, "release", "donor", "struck_moves", "unclear_moves", seed=8)
 async def handed_over_before_it_is_committed(self: Partitions, worker: PartitionWorker, order: Order) -> bool:
     self._close_intake(worker, PartitionState.RELEASING)
-    await self._finish(worker)
+    await self._finish(worker, 0.0)
     if worker.state is PartitionState.RELEASING:
         self._member.pool.admit_release(worker.partition, worker.watermark, ReleaseMarker(order.to, order.generation))
     return _released(self, worker)

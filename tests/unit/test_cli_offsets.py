@@ -1,4 +1,4 @@
-"""``kes offsets accept`` without a broker: what is shown, what is set, and with which exit code."""
+"""``kes offsets`` without a broker: what is shown, what is set, what is wrong usage, and with which exit code."""
 
 from __future__ import annotations
 
@@ -156,3 +156,24 @@ def test_what_is_refused(
     monkeypatch.setattr(FakeChecks, "alive", alive)
     assert said in accept(*arguments, code=code).words
     assert FakeChecks.done is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name a place: --at, --like-group, or --from-group"),
+        (["--at", "2026-11-20T00:00"], "has no time zone"),
+        (["--at", "2999-01-01T00:00Z"], "is in the future"),
+        (["--at", "5@0"], "has the partitions 0 to 4, not 5"),
+        (["--at", "else:0@0"], "'else' is no input that can begin anywhere: those are flights"),
+        (["--at", "3@1", "--at", "3@2"], "names a partition a second time"),
+        (["--at", "earliest", "--like-group", "x"], "for those without offset: --missing"),
+        (["--like-group", "x", "--from-group", "y"], "exclude each other"),
+        (["--like-group", "demo"], "use --from-group"),
+        (["--from-group", "x", "--missing", "3@1"], "--missing takes earliest, latest or a time"),
+        (["--at", "earliest", "--missing", "latest"], "beside a group"),
+        (["--at", "earliest", "--json"], "--json needs --yes"),
+    ],
+)
+def test_places_that_cannot_be_are_wrong_usage(kes: Kes, arguments: list[str], said: str) -> None:
+    assert said in kes("offsets", "start", "fleet:source", *arguments, code=2).words

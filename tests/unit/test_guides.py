@@ -58,6 +58,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
         ("reference/events", None),
         ("reference/stores", None),
         ("guides/state-on-disk", None),
+        ("guides/beginnings", "test_it_begins_behind_the_first_deposit"),
         ("guides/structures", "test_a_minute_is_reported_when_it_is_over"),
         ("coming-from-goka", "test_a_message_of_goka_meets_the_row_of_its_group_table"),
         ("guides/joins", "test_an_order_has_the_address_of_its_customer"),

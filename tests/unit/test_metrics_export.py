@@ -22,6 +22,7 @@ from streams.errors import ConfigError
 from streams.metrics import (
     BatchFailed,
     CallAbandoned,
+    CallbackFailed,
     EventFailed,
     JobEnded,
     Measurement,
@@ -128,6 +129,8 @@ MEASURED: list[tuple[Measurement, dict[str, float]]] = [
                                         "kes_move_seconds_sum direction=in": 2.0}),
     (OffsetMismatch(1, -1, 5), {"kes_offset_mismatches_total": 1}),
     (CallAbandoned("commit", 2), {"kes_abandoned_calls_total": 1}),
+    (CallbackFailed("on_revoked", 2, "KeyError('x')"),
+     {"kes_failed_callbacks_total callback=on_revoked": 1, "kes_failed_callbacks_total callback=on_assigned": 0}),
     (PartitionsAdded("in", 4, 6), {"kes_unread_partitions": 2}),
 ]  # fmt: skip
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Self
 
 from streams.errors import OffsetError, Stopped, TopicError
 from streams.kafka import permissions
 from streams.kafka.questions.admin import TopicAdmin
-from streams.kafka.questions.group_view import GroupQuestions
+from streams.kafka.questions.group_view import GroupQuestions, GroupView, MemberView
 from streams.kafka.questions.requests import commit, forget
 from streams.kafka.questions.takeover import SourceLog, WireTakeOver
 from streams.kafka.reading.reader import PartitionReader
@@ -85,15 +85,32 @@ class GroupChecks:
         if differences:
             raise TopicError("; ".join(differences))
 
-    def refuse_if_alive(self) -> None:
-        """Raises ``OffsetError`` when the group has members. What departed members left open is ended, so that it
-        cannot be committed any more."""
-        config = self._config
-        group = self._questions.describe_group(config.group_id, self._seconds)
-        if group.state not in _AT_REST or group.members:
-            raise _is_alive(config, ", ".join(member.instance for member in group.members[:5]) or group.state)
+    def refuse_if_alive(self) -> GroupView:
+        """Return the group. Raises ``OffsetError`` when it has members. What departed members left open is ended, so
+        that it cannot be committed any more."""
+        group = self.resting(self._config.group_id)
         # A frozen member that has sent its offsets could still commit them when it goes on.
         self._group_log.fence_departed((), self._deadline())
+        return group
+
+    def described(self, group_id: str) -> GroupView:
+        """Return a group as it is now."""
+        return self._questions.describe_group(group_id, self._seconds)
+
+    def resting(self, group_id: str) -> GroupView:
+        """Return a group as it is now. Raises ``OffsetError`` when it has members, and names them."""
+        group = self.described(group_id)
+        if group.state not in _AT_REST or group.members:
+            raise _is_alive(group_id, "; ".join(map(_named, group.members[:5])) or group.state)
+        return group
+
+    def remove_static(self, group_id: str, names: Collection[str]) -> None:
+        """Take static members out of a group, by their names: those that were stopped would stay for the rest of their
+        session. Names that it does not have are passed over."""
+        for member in self.described(group_id).members:
+            if member.static and member.instance in names:
+                asked = WireTakeOver(self._client, group_id, "")
+                asked.remove_member(member.member_id, member.instance, self._deadline())
 
     def refuse_unless_at_rest(self) -> None:
         """Raises ``OffsetError`` when the group has members, or committed offsets. What departed members left open is
@@ -110,6 +127,11 @@ class GroupChecks:
         # Not before: a member that joins from now on finds the pending offsets, and waits for the end of the
         # transaction before it takes over one of these partitions. One that joined earlier is found here.
         self.refuse_if_alive()
+
+    def hold_of(self, slot: BlockingSlot, group_id: str, offsets: Mapping[int, int], topic: str) -> None:
+        """Send offsets of another group into a transaction: they are pending until its end. Raises
+        ``TransactionFailed``."""
+        slot.send_offsets(topic, offsets, metadata_of_no_member(group_id), group_id)
 
     def refuse_if_begun(self) -> None:
         """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group."""
@@ -131,6 +153,11 @@ class GroupChecks:
         """The group's committed offsets in the source topic, or in another input; ``None``: none."""
         return self._group_log.stable_offsets(partitions, self._deadline(), topic)
 
+    def committed_by(self, group_id: str, topic: str) -> dict[int, int | None]:
+        """Another group's committed offsets in an input; ``None``: none. It waits for those that are pending."""
+        asked = WireTakeOver(self._client, group_id, topic)
+        return asked.stable_offsets(range(self._config.num_partitions), self._deadline())
+
     def set_offsets(self, offsets: Mapping[int, int], topic: str = "") -> None:
         """Commit these offsets for the group, in the source topic or in another input. Raises ``OffsetError`` when a
         member has joined it meanwhile."""
@@ -143,7 +170,7 @@ class GroupChecks:
             except BrokerRefusal as refusal:
                 if refusal.code != Code.UNKNOWN_MEMBER_ID:  # commits from outside are for empty groups
                     raise
-                raise _is_alive(config, "a member has joined") from refusal
+                raise _is_alive(config.group_id, "a member has joined") from refusal
 
         if offsets:
             needed = permissions.on_group("Read", config.group_id), permissions.on_topic("Read", topic)
@@ -159,7 +186,7 @@ class GroupChecks:
                 await forget(self._client, config.group_id, topic, range(config.num_partitions), deadline)
             except BrokerRefusal as refusal:
                 if refusal.code in (Code.NON_EMPTY_GROUP, Code.GROUP_SUBSCRIBED_TO_TOPIC):
-                    raise _is_alive(config, "a member has joined") from refusal
+                    raise _is_alive(config.group_id, "a member has joined") from refusal
                 if refusal.code not in (Code.GROUP_ID_NOT_FOUND, Code.UNKNOWN_TOPIC_OR_PARTITION):
                     raise  # else there are none: they go with their topic
 
@@ -189,8 +216,8 @@ class GroupChecks:
                         raise report.error
                     left.discard(report.token)
 
-    def refuse_unless_empty(self, topic: str) -> None:
-        """Raises ``OffsetError`` when a changelog holds anything committed: state, or a position."""
+    def first_record(self, topic: str) -> IncomingRecord | None:
+        """Return a committed record of a changelog that is no tombstone, if it holds one."""
         ranges = self._group_log.log_range(topic, range(self._config.num_partitions), self._deadline())
         ranges = {number: span for number, span in ranges.items() if span[0] < span[1]}
         found: list[IncomingRecord] = []
@@ -202,9 +229,14 @@ class GroupChecks:
                 stalled_after_seconds=self._seconds,
                 cancelled=lambda: bool(found),  # the first record is enough: changelogs may be large
             )
-        if found:
+        return found[0] if found else None
+
+    def refuse_unless_empty(self, topic: str) -> None:
+        """Raises ``OffsetError`` when a changelog holds anything committed: state, or a position."""
+        found = self.first_record(topic)
+        if found is not None:
             raise OffsetError(
-                f"{found[0].where} holds state or a position already: delete the group's offsets and the changelog to "
+                f"{found.where} holds state or a position already: delete the group's offsets and the changelog to "
                 "start over, or use another group_id"
             )
 
@@ -216,5 +248,15 @@ def _elsewhere(config: EventSourceConfig) -> SourceLog | None:
     return SourceLog(config.source_bootstrap_servers, "kes-checks", security)
 
 
-def _is_alive(config: EventSourceConfig, names: str) -> OffsetError:
-    return OffsetError(f"group {config.group_id} is alive ({names}): stop all members of the event source first")
+def _named(member: MemberView) -> str:
+    """Name a member: ours by its instance, others by what their owners know them by."""
+    if member.report is not None:
+        return member.instance
+    text = f"client id {member.client_id!r}, host {member.host}"
+    if member.static:
+        text = f"static member {member.instance!r}, {text}; if it was stopped, it goes when its session ends"
+    return f"{text}, topics {', '.join(member.topics)}" if member.topics else text
+
+
+def _is_alive(group_id: str, names: str) -> OffsetError:
+    return OffsetError(f"group {group_id} is alive ({names}): stop all members first")

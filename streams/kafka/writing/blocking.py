@@ -49,6 +49,7 @@ class BlockingSlot:
             transaction_timeout_seconds=transaction_seconds,
             alone=True,
         )
+        self._group_id = group_id
         self._seconds = seconds
         self._resources = contextlib.ExitStack()
         self._portal = _portal(self._resources, self._slot)
@@ -63,11 +64,15 @@ class BlockingSlot:
         Returns the offset behind the last record of each topic and partition; -1: the broker has not said it."""
         return self._portal.call(self._send, outputs)
 
-    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes) -> None:
-        """Send offsets of the group into the transaction; they are pending until its end."""
+    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, group_id: str = "") -> None:
+        """Send offsets of the group into the transaction, or those of another one; they are pending until its end."""
+        if group_id:
+            self._portal.call(self._slot.use_group, group_id)
         records = EncodedTransaction(self._cluster, self._seconds)
         by_topic = {topic: offsets} if offsets else {}
         self._portal.call(self._slot.flush, records, by_topic, lambda: GroupMetadata(0, -1, "", metadata))
+        if group_id:
+            self._portal.call(self._slot.use_group, self._group_id)
 
     def commit(self) -> None:
         """Commit the transaction."""

@@ -168,6 +168,12 @@ class WireSlot:
                 pending = None
         self._markers.sent()
 
+    async def use_group(self, group_id: str) -> None:
+        """Send offsets to this group from now on: one transaction may have those of several."""
+        self._session.group_id = group_id
+        async with self._bounded("flush", self._timeout):
+            await self._session.locate_group()
+
     async def commit(self, requested: Callable[[], None]) -> None:
         """Commit the transaction. ``requested`` is called right before each request of it: after that the outcome may
         be unknown. An error of it is raised here, and then the request is not made."""

@@ -18,12 +18,13 @@ from streams.core.partition import PartitionState
 from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.core.position import Position, offsets_of, position_of
 from streams.core.transaction import Cut
-from streams.errors import EventFailure, MembershipLost, RecordRefused, StreamsError
+from streams.errors import EventFailure, MembershipLost, RecordRefused
 from streams.model.group import Order
 from streams.records import shown_key
 from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.member import WorkingMember
+from streams.runtime.ownership.partition_callbacks import Functions, PartitionCallbacks
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.failures import RestartNeeded
@@ -56,12 +57,14 @@ class Partitions:
         replicas: Replicas,
         read_proofs: ReadProofs,
         take_over: Callable[[Collection[PartitionWorker]], Awaitable[None]],
+        callbacks: Functions,
     ) -> None:
         """``take_over`` restores these workers and calls ``activate`` for each of them (``TakeOvers.take_over``)."""
         self._member = member
         self._replicas = replicas
         self._read_proofs = read_proofs
         self._take_over = take_over
+        self._callbacks = PartitionCallbacks(member, callbacks)
         self.workers = member.workers
         self.changed = Broadcast()
         """Some partition is in another state now, or gone."""
@@ -89,11 +92,12 @@ class Partitions:
             worker = self.workers[partition] = self._new_worker(partition)
             workers.append(worker)
         if workers:
-            self._member.spawn(partial(self._take_over, workers))
+            self._member.spawn(partial(self._callbacks.assigned, workers, self._take_over))
 
     def start_from(self, copy: Replica) -> None:
         """Work on a partition whose copy is complete, by its donor's marker."""
         worker = self.workers[copy.partition] = self._new_worker(copy.partition)
+        self._callbacks.moved_here(worker)
         worker.adopt(copy)
         record = copy.offset_record
         assert record is not None
@@ -101,14 +105,14 @@ class Partitions:
         worker.ids = record.ids  # the donor has checked them
         worker.input_ids = record.input_ids(further, copy.partition)
         known = [record.position_in(topic, copy.partition) for topic in further]
-        self.activate(worker, position_of([record.offset, *(at[0] for at in known if at is not None)]))
+        self.activate(worker, position_of([record.offset, *(at[0] for at in known if at is not None)]), "moved")
 
     @property
     def further_topics(self) -> list[str]:
         """Return the inputs beside the source's own topic."""
         return [spec.topic for spec, _ in self._member.further_inputs]
 
-    def activate(self, worker: PartitionWorker, position: Position) -> None:
+    def activate(self, worker: PartitionWorker, position: Position, reason: str = "assigned") -> None:
         """Start to work on a partition whose store is complete up to ``position``."""
         worker.state = worker.state.to(_S.ACTIVE)
         worker.start_at(position)
@@ -118,7 +122,7 @@ class Partitions:
         self._member.spawn(partial(self._work, worker))
         for port, offset in zip(self._member.inputs, offsets_of(position), strict=True):
             port.add(worker.partition, offset, worker.epoch)
-        self._callback(self._member.config.on_partition_activated, worker.partition)
+        self._callbacks.activated(worker, "restarted" if worker.is_restart else reason)
         self.changed.notify()
 
     def renew_offset(self, partition: int) -> None:
@@ -234,6 +238,8 @@ class Partitions:
 
     async def give_up(self, worker: PartitionWorker) -> None:
         """Run the barrier: let the running event end, commit what is complete, free the store."""
+        reason = "revoked" if self._member.accepting else "stopped"
+        spent = await self._callbacks.will_revoke(worker, reason)
         while worker.replaced_by is not None:  # by a restart
             worker = worker.replaced_by
         if worker.state is _S.DRAINING:
@@ -245,7 +251,7 @@ class Partitions:
         restoring = worker.state is _S.RESTORING
         self._close_intake(worker, _S.DRAINING)
         if not restoring:
-            await self._finish(worker)
+            await self._finish(worker, spent)
             # This comes before the answer to the group: the next owner reads the changelog then, and misses what
             # commits later.
             await self._member.pool.wait_settled(worker.partition)
@@ -253,14 +259,17 @@ class Partitions:
             return
         worker.state = worker.state.to(_S.RELEASED)
         worker.drop_store()
-        self._forget(worker)
+        self._forget(worker, reason)
 
     async def release(self, worker: PartitionWorker, order: Order) -> bool:
         """Hand an active partition over: the last transaction here carries the marker. ``False``: it was not handed
         over (an event of it was refused, it was lost, or taken away meanwhile). Otherwise no work is done for this
         partition any more, and its store is left with ``worker``."""
+        spent = await self._callbacks.will_revoke(worker, "moved")
+        if worker.state is not _S.ACTIVE:  # anything may have happened meanwhile
+            return False
         self._close_intake(worker, _S.RELEASING)
-        await self._finish(worker)
+        await self._finish(worker, spent)
         if not _is_releasing(worker):
             return False
         # The marker comes only now: the receiver starts behind it. An event that is admitted later would be handled on
@@ -273,7 +282,7 @@ class Partitions:
         if not _is_releasing(worker):
             return False
         worker.state = worker.state.to(_S.RELEASED)
-        self._forget(worker)
+        self._forget(worker, "moved")
         return True
 
     def committed(self, cuts: Mapping[int, Cut]) -> None:
@@ -292,6 +301,11 @@ class Partitions:
         for worker in list(self.workers.values()):
             self._void(worker)
 
+    async def end(self, reason: str) -> None:
+        """Make all partitions void at the end, and wait for the user's functions about that."""
+        self.void_all(reason)
+        await self._callbacks.wait_ended()
+
     def drop_stores(self) -> None:
         """Free all stores at the very end, in any state."""
         for worker in self.workers.values():
@@ -307,10 +321,9 @@ class Partitions:
                 port.remove([worker.partition])
         self.changed.notify()
 
-    async def _finish(self, worker: PartitionWorker) -> None:
-        """Wait for the running event, and for the proofs of interjections that looked; cancel the event when it takes
-        too long."""
-        with anyio.move_on_after(self._member.config.timeouts.drain_timeout_seconds):
+    async def _finish(self, worker: PartitionWorker, spent: float) -> None:
+        """Wait for the running event and the proofs of looks; cancel the event after a drain's time less ``spent``."""
+        with anyio.move_on_after(self._member.config.timeouts.drain_timeout_seconds - spent):
             await worker.finished.wait()
         if not worker.finished.is_set():
             _log.warning("%s: the running event is cancelled, it took too long", worker.topic_partition)
@@ -322,14 +335,14 @@ class Partitions:
         self._close_intake(worker, _S.VOID)
         worker.scope.cancel()
         worker.drop_store()
-        self._forget(worker)
+        self._forget(worker, "lost" if self._member.accepting else "stopped")
 
-    def _forget(self, worker: PartitionWorker) -> None:
+    def _forget(self, worker: PartitionWorker, reason: str) -> None:
         worker.gone.set()
         if self.workers.get(worker.partition) is worker:
             del self.workers[worker.partition]
             self._replicas.unhold(worker.partition)
-            self._callback(self._member.config.on_partition_revoked, worker.partition)
+            self._callbacks.revoked(worker, reason)
         self.changed.notify()
 
     # -- starting again ------------------------------------------------------------------------------------------------
@@ -430,13 +443,6 @@ class Partitions:
                 await self.changed.wait()
         together, self._fresh = self._fresh, []
         await self._take_over(together)
-
-    def _callback(self, function: Callable[[int], None] | None, partition: int) -> None:
-        if function is not None:
-            try:
-                function(partition)
-            except Exception as error:
-                self._member.fail(StreamsError(f"a callback for partition {partition} failed: {error!r}"))
 
 
 def _is_releasing(worker: PartitionWorker) -> bool:

@@ -20,6 +20,7 @@ from streams.model.group import TakeOver
 from streams.records import TopicPartition
 from streams.runtime.changelog import TopicIds
 from streams.runtime.member import Member
+from streams.runtime.ownership.beginnings import Beginnings
 from streams.runtime.ownership.blocked import BlockedEvents
 from streams.runtime.ownership.missed_deletions import Missed, MissedDeletions, is_restoring
 from streams.runtime.ownership.partitions import Partitions
@@ -111,6 +112,7 @@ class TakeOvers:
         self.stalls = Stalls(member)
         self.blocked = BlockedEvents(member)
         self._missed = MissedDeletions(member, replicas, read)
+        self._beginnings = Beginnings(member, self._source) if self._config.start_at else None
 
     async def take_over(self, workers: Collection[PartitionWorker]) -> None:
         """Bring these partitions to work; keeps trying while the broker does not answer. Partitions that are taken away
@@ -203,6 +205,9 @@ class TakeOvers:
             case Step.FIND_MISSED:
                 stands = {each.topic: (each.topic_id, each.range) for each in attempt.inputs(number)}
                 try:
+                    if self._beginnings is not None:
+                        logs = {topic: log for topic, (_, log) in stands.items()}
+                        await self._beginnings.find(worker, self._replicas.offset_record(number), logs)
                     attempt.missed[number] = await self._missed.find(worker, _goal(changelog), stands)
                     stand.searched.add(number)
                 except BrokerUnavailable as error:
@@ -309,15 +314,18 @@ class TakeOvers:
         self.blocked.meet(worker)
         self._partitions.activate(worker, position)
         record, begun = worker.offset_record, worker.joined.begun() + self._missed.delete(worker, missed)
-        if begun or (
+        begins = [] if record is not None or self._beginnings is None else self._beginnings.outputs(worker)
+        is_new = (
             self._config.auto_offset_reset == "latest"
             if record is None
             else None in [record.position_in(one.topic, number) for one in found[1:]]
-        ):
+        )
+        if begun or begins or is_new:
             # The offset record is written at once, and not with the first event: a start that finds none begins at the
             # end of the log as it is then, and the records in between would never be handled.
             for start in range(0, len(begun) or 1, CHANGES_TOGETHER):
-                member.pool.admit(number, worker.watermark, [], begun[start : start + CHANGES_TOGETHER])
+                member.pool.admit(number, worker.watermark, begins, begun[start : start + CHANGES_TOGETHER])
+                begins = []
         return copy
 
     def _report_trimmed(self, copy: Replica, changelog: Range) -> None:
@@ -361,7 +369,11 @@ class TakeOvers:
         group_offset, (low, high) = found.group_offset, found.range
         if known is None:
             if group_offset is not None:
-                lost, then = "the changelog was deleted, or another program uses the group", ""
+                lost = "the changelog was deleted, or another program uses the group"
+                then = (
+                    "; or, to go on where that program has stopped, with an empty state, run `kes offsets start "
+                    f"MODULE:SOURCE --from-group {config.group_id}`"
+                )
                 if worker.offset_record is not None:
                     lost = "a release that knows one input only was at work, or another program uses the group"
                     then = f" with it, by auto_offset_reset={config.auto_offset_reset!r}: the state stays as it is"
@@ -373,7 +385,7 @@ class TakeOvers:
             is_own = found.topic in config.own_inputs  # others may have sent to it already
             if is_own or worker.joined.begin(found.topic, low, high):
                 return low
-            if config.auto_offset_reset == "error":
+            if config.auto_offset_reset == "error" and found.topic not in worker.started_at:
                 raise OffsetError(f"{tp}: no offset is committed, and auto_offset_reset is 'error'")
             # A restart keeps the first answer: the end has moved on since, over records that were not handled.
             return worker.started_at.setdefault(found.topic, low if config.auto_offset_reset == "earliest" else high)

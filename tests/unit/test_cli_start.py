@@ -1,0 +1,354 @@
+"""``kes offsets start`` without a broker: the order of its steps, what is refused, and what an end leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from streams.cli import logging_setup, offsets_start
+from streams.errors import TransactionFailed
+from streams.kafka.questions.admin import TopicDescription, Watermarks
+from streams.kafka.questions.group_checks import _is_alive, _named
+from streams.kafka.questions.group_view import GroupView, MemberView
+from streams.records import IncomingRecord, Output
+from streams.runtime.changelog import BEGIN_KEY, OFFSET_KEY, decode_begin, decode_offset
+from tests.unit.cli_kit import FakeCluster, Kes, admin, preset, source_of, spec
+
+__all__ = ["admin"]  # the fixture
+
+CHANGELOG, OLD = "demo.flights.changelog", "old"
+PLAIN = MemberView(member_id="1", instance="by-hand", client_id="by-hand", host="10.0.0.7", topics=("flights",))
+Event = Callable[[], None]
+
+
+class World:
+    """A cluster with a source of two partitions, a further input, and the group of another program."""
+
+    def __init__(self) -> None:
+        self.logs = {"flights": (2, 10), "more": (0, 7)}
+        self.offsets: dict[tuple[str, str], dict[int, int]] = {}  # by group and topic
+        self.members: dict[str, tuple[MemberView, ...]] = {}
+        self.groups = {"demo", OLD}
+        self.written: list[Output] = []
+        self.sent: list[Output] = []
+        self.pending: dict[tuple[str, str], dict[int, int]] = {}
+        self.steps: list[str] = []
+        self.at: dict[str, Event] = {}
+
+    def step(self, name: str) -> None:
+        self.steps.append(name)
+        self.at.get(name, lambda: None)()
+
+    def records(self, partition: int, key: bytes) -> list[IncomingRecord]:
+        return [
+            IncomingRecord(CHANGELOG, partition, number, each.key, each.value, None)
+            for number, each in enumerate(self.written)
+            if each.partition == partition and each.key == key
+        ]
+
+    # -- GroupChecks ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def described(self, group: str) -> GroupView:
+        found = {topic: offsets for (name, topic), offsets in self.offsets.items() if name == group and offsets}
+        kind = "classic" if group in self.groups else "none"
+        return GroupView(group=group, kind=kind, members=self.members.get(group, ()), committed=found)
+
+    def resting(self, group: str) -> GroupView:
+        self.step(f"look at {group}")
+        found = self.described(group)
+        if found.members:
+            raise _is_alive(group, "; ".join(map(_named, found.members)))
+        return found
+
+    def refuse_if_alive(self) -> GroupView:
+        return self.resting("demo")
+
+    def remove_static(self, group: str, names: list[str]) -> None:
+        self.step(f"remove {', '.join(names)} from {group}")
+        self.members[group] = tuple(one for one in self.members[group] if one.instance not in names)
+
+    def committed(self, partitions: list[int], topic: str) -> dict[int, int | None]:
+        return self.committed_by("demo", topic)
+
+    def committed_by(self, group: str, topic: str) -> dict[int, int | None]:
+        return {number: self.offsets.get((group, topic), {}).get(number) for number in (0, 1)}
+
+    def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
+        return {number: found[-1] for number in partitions if (found := self.records(number, key))}
+
+    def first_record(self, topic: str) -> IncomingRecord | None:
+        self.step("read the changelog")
+        first = self.written[0] if self.written else None
+        return None if first is None else IncomingRecord(CHANGELOG, 0, 0, first.key, first.value, None)
+
+    def hold(self, slot: object, offsets: dict[int, int], topic: str) -> None:
+        self.step(f"hold {topic}")
+        self.pending["demo", topic] = offsets
+        self.refuse_if_alive()
+
+    def hold_of(self, slot: object, group: str, offsets: dict[int, int], topic: str) -> None:
+        self.step(f"hold {topic} of {group}")
+        self.pending[group, topic] = offsets
+
+    def source_id(self, topic: str) -> str:
+        return f"id of {topic}"
+
+    def changelog_id(self) -> str:
+        return "id of the changelog"
+
+    # -- BlockingSlot --------------------------------------------------------------------------------------------------
+
+    def send(self, outputs: list[Output]) -> None:
+        self.step("send")
+        self.sent += outputs
+
+    def commit(self) -> None:
+        self.step("commit")
+        self.written += self.sent
+        self.offsets |= self.pending
+        self.abort()
+
+    def abort(self) -> None:
+        self.sent, self.pending = [], {}
+
+
+@pytest.fixture
+def world(admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World()
+    source = source_of(num_partitions=2, bootstrap_servers="there:1")
+    source.input("more")
+    monkeypatch.setattr(sys.modules["fleet"], "source", source)
+    monkeypatch.setattr(offsets_start, "GroupChecks", lambda config, seconds: found)
+
+    @contextlib.contextmanager
+    def slot_of(config: object, command: str, timeout: float) -> Iterator[World]:
+        yield found
+
+    monkeypatch.setattr(offsets_start, "slot_of", slot_of)
+    monkeypatch.setattr(logging_setup, "configure_logging", lambda options: None)
+    admin.there[CHANGELOG] = spec(CHANGELOG, 2)
+    marks = {topic: Watermarks(low, high - 1, high) for topic, (low, high) in found.logs.items()}
+    monkeypatch.setattr(admin, "watermarks", lambda topic, *_: dict.fromkeys((0, 1), marks[topic]))
+    monkeypatch.setattr(admin, "offsets_at", lambda *_: {0: 5, 1: -1}, raising=False)
+    return found
+
+
+@pytest.fixture
+def start(kes: Kes) -> Kes:
+    return preset(kes, "offsets", "start", "fleet:source")
+
+
+def places(answer: Any) -> dict[str, list[tuple[int, str]]]:
+    return {topic: [(row["offset"], row["place"]) for row in rows] for topic, rows in answer["inputs"].items()}
+
+
+def test_all_inputs_begin_in_one_transaction_and_repeating_it_is_harmless(world: World, start: Kes) -> None:
+    words = ("--at", "earliest", "--at", "1@7", "--at", "more:0@7", "--yes", "--json")
+    answer = start(*words).data
+    assert places(answer) == {"flights": [(2, "earliest"), (7, "1@7")], "more": [(7, "0@7"), (0, "earliest")]}
+    assert answer["written"]
+    assert world.steps == [
+        "look at demo",
+        "read the changelog",
+        "hold flights",
+        "look at demo",
+        "hold more",
+        "look at demo",
+        "look at demo",
+        "read the changelog",
+        "send",
+        "commit",
+    ]
+    assert world.offsets == {("demo", "flights"): {0: 2, 1: 7}, ("demo", "more"): {0: 7, 1: 0}}
+    record = decode_offset(world.records(1, OFFSET_KEY)[0])
+    assert (record.offset, record.ids) == (7, ("id of flights", "id of the changelog"))
+    assert record.position_in("more", 1) == (0, "id of more")
+    began = decode_begin(world.records(1, BEGIN_KEY)[0])
+    assert (began.how, began.at, began.by) == ("start", {"flights": 7, "more": 0}, "kes offsets start")
+    world.members["demo"] = (PLAIN,)  # it runs by now
+    again = start(*words).data
+    assert (places(again), again["written"]) == (places(answer), False)
+    assert (
+        "the source has begun elsewhere (start: flights at 2 (earliest)" in start("--at", "latest", "--yes", code=1).err
+    )
+    assert len(world.written) == 4
+
+
+def test_a_time_becomes_the_first_record_of_it_or_the_stable_end(
+    world: World, start: Kes, admin: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = TopicDescription(
+        name="flights",
+        topic_id="id",
+        partitions=2,
+        replication_factor=1,
+        configs={"message.timestamp.type": "LogAppendTime"},
+    )
+    monkeypatch.setattr(admin, "describe", lambda names, seconds: {"flights": topic})
+    answer = start("--at", "2026-11-20T01:00+01:00", "--dry-run", "--json").data
+    assert places(answer)["flights"] == [(5, "2026-11-20T00:00:00.000Z"), (9, "2026-11-20T00:00:00.000Z")]
+    assert (answer["timestamps"], answer["written"], world.written) == ("LogAppendTime", False, [])
+    assert "times are those of LogAppendTime" in start("--at", "2026-11-20T00:00Z", "--dry-run").err
+
+
+def test_another_groups_offsets_are_taken_over(world: World, start: Kes) -> None:
+    world.offsets = {(OLD, "flights"): {0: 6, 1: 3}, (OLD, "more"): {0: 1}, (OLD, "elsewhere"): {0: 9}}
+    assert "more[1] has no place" in start("--from-group", OLD, "--yes", code=1).words
+    answer = start("--from-group", OLD, "--missing", "latest", "--at", "1@4", "--yes", "--json").data
+    assert places(answer) == {
+        "flights": [(6, "group old"), (4, "1@4")],
+        "more": [(1, "group old"), (6, "latest")],
+    }
+    assert (answer["how"], answer["not_read"]) == ("adopt", ["elsewhere"])
+    assert world.offsets[OLD, "flights"] == {0: 6, 1: 4}, "held, and committed with the rest"
+    holds = [step for step in world.steps if step.startswith(("hold", "send", "commit"))]
+    assert holds == ["hold flights of old", "hold more of old", "hold flights", "hold more", "send", "commit"]
+
+
+def test_the_own_groups_offsets_are_taken_over(world: World, start: Kes) -> None:
+    world.offsets = {("demo", "flights"): {0: 6, 1: 3}, ("demo", "more"): {0: 1, 1: 1}}
+    said = start("--at", "earliest", "--yes", code=1).words
+    assert "has committed offset 6, so it is not new" in said
+    assert "--from-group demo" in said
+    answer = start("--from-group", "demo", "--yes", "--json").data
+    assert places(answer)["flights"] == [(6, "group demo"), (3, "group demo")]
+
+
+def test_a_group_that_goes_on_may_be_begun_like(world: World, start: Kes) -> None:
+    world.offsets = {(OLD, topic): {0: 6, 1: 3} for topic in ("flights", "more")}
+    world.members[OLD] = (PLAIN,)
+    answer = start("--like-group", OLD, "--yes", "--json").data
+    assert (answer["how"], answer["from_group_is_alive"]) == ("start", True)
+    said = start("--from-group", OLD, "--yes", code=1).words
+    assert "has begun elsewhere" in said
+
+
+STATIC = MemberView(member_id="2", instance="s-1", static=True, client_id="c", host="10.0.0.8")
+
+
+def test_members_that_live_are_named(world: World, start: Kes) -> None:
+    world.offsets = {(OLD, "flights"): {0: 6, 1: 3}}
+    world.members[OLD] = (PLAIN, STATIC)
+    said = start("--from-group", OLD, "--yes", code=1).words
+    assert "group old is alive (client id 'by-hand', host 10.0.0.7, topics flights; static member 's-1'" in said
+    assert "it goes when its session ends" in said
+    world.offsets[OLD, "more"] = {0: 1, 1: 1}
+    said = start("--from-group", OLD, "--remove-member", "s-1", "--yes", code=1).words
+    assert "(client id 'by-hand', host 10.0.0.7, topics flights): stop" in said, "it is no static one"
+    world.members[OLD] = (STATIC,)
+    assert start("--from-group", OLD, "--remove-member", "s-1", "--dry-run", code=1).err, "a dry run removes none"
+    assert "there is no group nobody" in start("--from-group", "nobody", "--yes", code=1).words
+    assert world.written == []
+    assert start("--from-group", OLD, "--remove-member", "s-1", "--yes", "--json").data["written"]
+    assert "--remove-member needs --from-group" in start("--at", "latest", "--remove-member", "s-1", code=2).words
+
+
+def committed(world: World, group: str, offset: int) -> Event:
+    return lambda: world.offsets.update({(group, "flights"): {0: offset}})
+
+
+def joined(world: World, group: str) -> Event:
+    return lambda: world.members.update({group: (PLAIN,)})
+
+
+def wrote(world: World) -> Event:
+    return lambda: world.written.append(Output(CHANGELOG, b"1", b"row", None, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("when", "what", "said"),
+    [
+        ("hold flights", lambda world: joined(world, "demo"), "group demo is alive"),
+        ("hold more", lambda world: joined(world, "demo"), "group demo is alive"),
+        ("hold more", lambda world: joined(world, OLD), "group old is alive"),
+        ("hold flights", lambda world: committed(world, "demo", 4), "has committed offset 4"),
+        ("hold flights", lambda world: committed(world, OLD, 9), "group old has gone on in flights meanwhile"),
+        ("hold more", wrote, "there is a row, key b'row'"),
+        ("look at old", lambda world: joined(world, OLD), "group old is alive"),
+    ],
+)
+def test_who_comes_between_is_seen_before_the_commit(
+    world: World, start: Kes, when: str, what: Callable[[World], Event], said: str
+) -> None:
+    world.offsets = {(OLD, topic): {0: 6, 1: 3} for topic in ("flights", "more")}
+    world.at[when] = what(world)
+    assert said in start("--from-group", OLD, "--yes", code=1).words
+    assert "commit" not in world.steps
+    assert not [each for each in world.written if each.key in (BEGIN_KEY, OFFSET_KEY)]
+
+
+@pytest.mark.parametrize("when", ["look at demo", "hold flights", "hold more", "read the changelog", "send", "commit"])
+def test_an_end_at_any_step_leaves_nothing_and_the_next_run_begins(world: World, start: Kes, when: str) -> None:
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    world.at[when] = end
+    start("--at", "earliest", "--yes", code=130)
+    assert (world.written, world.offsets, world.sent) == ([], {}, [])
+    world.at.clear()
+    assert start("--at", "earliest", "--yes", "--json").data["written"]
+
+
+def test_an_answer_that_is_lost_says_to_run_it_again(world: World, start: Kes) -> None:
+    def lost() -> None:
+        world.written += world.sent
+        raise TransactionFailed("commit_transaction", "_TIMED_OUT", "unknown", "no answer")
+
+    world.at["commit"] = lost
+    assert "Whether the source has begun is not known: run it again" in start("--at", "earliest", "--yes", code=1).words
+    assert not start("--at", "earliest", "--yes", "--json").data["written"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--at", "0@11", "--at", "latest"], "flights[0]: 0@11 is offset 11, and the log has 2 to 10 only"),
+        (["--at", "0@1", "--at", "latest"], "flights[0]: 0@1 is offset 1, and the log has 2 to 10 only"),
+        (["--at", "0@3"], "flights[1] has no place; more[0] has no place; more[1] has no place"),
+        (["--like-group", OLD], "flights[0] has no place"),
+    ],
+)
+def test_places_that_are_not_there_are_refused_at_once(world: World, start: Kes, words: list[str], said: str) -> None:
+    assert said in start(*words, "--yes", code=1).words
+    assert world.written == []
+
+
+def test_records_of_a_newer_version_and_what_is_none_are_refused(world: World, start: Kes) -> None:
+    for value in (b'{"v":2,"how":"grow","at":{},"places":{},"by":"x","at_ms":0}', b"{}", b"\xff"):
+        world.written = [Output(CHANGELOG, value, BEGIN_KEY, None, 1, 0, 1, -1)]
+        assert f"{CHANGELOG}[1]@0: the begin record cannot be read" in start("--at", "earliest", "--yes", code=1).words
+
+
+def test_in_one_partition_only_it_is_no_beginning(world: World, start: Kes) -> None:
+    start("--at", "earliest", "--yes")
+    world.written = world.written[:2]
+    world.offsets.clear()
+    assert "the source has begun already: there is a beginning" in start("--at", "earliest", "--yes", code=1).words
+
+
+def test_with_the_topic_on_another_cluster_offsets_are_named(
+    world: World, start: Kes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(num_partitions=2, bootstrap_servers="there:1", source_bootstrap_servers="far:1")
+    monkeypatch.setattr(sys.modules["fleet"], "source", source)
+    assert "are on another cluster" in start("--from-group", OLD, "--yes", code=1).words
+
+
+def test_it_says_what_will_happen_and_asks(world: World, start: Kes, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.offsets = {(OLD, topic): {0: 6, 1: 3} for topic in ("flights", "more")}
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    said = start("--from-group", OLD, code=1).err
+    assert "nothing of what old has counted or stored is in it" in said
+    assert "Do not start a member of old again" in said
+    assert "[y/N]" in said
+    assert world.written == []
