@@ -1,7 +1,8 @@
-"""The wheel: with the compiled leaves for this platform and Python where there is a C compiler, else of plain Python.
+"""The wheel: with the compiled leaves for this platform and Python where there is a C compiler, else of plain Python;
+and with the jar for Spark where there are a JDK and PySpark.
 
 ``KES_COMPILED_WHEEL=1``: a wheel that cannot be compiled is an error; ``=0``: plain Python. A file in the wheel
-(``streams/sak/built.txt``) says which one it is, and why.
+(``streams/sak/built.txt``) says which one it is, and why. ``KES_SPARK_JAR=1`` and ``=0`` do the same for the jar.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 NOTE: Final = "streams/sak/built.txt"
+JAR: Final = "streams/spark/jvm/kes-spark.jar"
 
 
 class CompiledLeaves(BuildHookInterface[Any]):
@@ -29,10 +31,11 @@ class CompiledLeaves(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """Return what an isolated environment needs for the leaves: nothing, where they cannot be compiled."""
+        needed = ["pyspark>=4.2,<5"] if os.environ.get("KES_SPARK_JAR") == "1" else []
         if no_compiler():
-            return []
+            return needed
         package = self.metadata.core
-        return [*package.dependencies, *package.optional_dependencies["compile"]]
+        return [*needed, *package.dependencies, *package.optional_dependencies["compile"]]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile a copy of the package: the source tree stays as it is, and no older file gets in. Ends the build with
@@ -49,8 +52,15 @@ class CompiledLeaves(BuildHookInterface[Any]):
         if problem and os.environ.get("KES_COMPILED_WHEEL") == "1":
             self._scratch.cleanup()
             sys.exit(f"kafka-event-source: KES_COMPILED_WHEEL=1 demands a compiled wheel, and {problem}")
+        no_jar = spark_jar(Path(self.root), copy / "kes-spark.jar")
+        if no_jar and os.environ.get("KES_SPARK_JAR") == "1":
+            self._scratch.cleanup()
+            sys.exit(f"kafka-event-source: KES_SPARK_JAR=1 demands the jar for Spark, and {no_jar}")
+        if not no_jar:
+            build_data["force_include"][str(copy / "kes-spark.jar")] = JAR
         note = copy / "built.txt"
-        note.write_text(f"plain: {problem}\n" if problem else f"compiled: {', '.join(versions())}\n")
+        leaves = f"plain: {problem}\n" if problem else f"compiled: {', '.join(versions())}\n"
+        note.write_text(leaves + (f"no jar for Spark: {no_jar}\n" if no_jar else "with the jar for Spark\n"))
         build_data["force_include"][str(note)] = NOTE
         if not problem:
             build_data["force_include"] |= {str(path): str(path.relative_to(copy)) for path in built}
@@ -81,6 +91,15 @@ def compiled(folder: Path) -> tuple[str, list[Path]]:
     sys.stderr.write(ended.stdout + ended.stderr)
     said = (ended.stderr.strip() or ended.stdout.strip() or "nothing was compiled").splitlines()
     return f"its build failed: {said[-1]}", []
+
+
+def spark_jar(root: Path, target: Path) -> str:
+    """Build the jar. Return what kept it from that, if anything."""
+    if os.environ.get("KES_SPARK_JAR") == "0":
+        return "KES_SPARK_JAR=0 was set for its build"
+    words = [sys.executable, str(root / "streams" / "spark" / "jvm" / "building.py"), str(target)]
+    ended = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    return "" if ended.returncode == 0 else (ended.stderr.strip() or "nothing was built").splitlines()[-1]
 
 
 def versions() -> list[str]:

@@ -15,10 +15,11 @@ import msgspec
 
 from streams import BatchProducer, EventProducer, EventSourceConfig, Retry
 from streams.outbox import RelayConfig
-from streams.outcomes import DEAD_LETTER, SKIP, STOP
+from streams.outcomes import DEAD_LETTER, PARK, SKIP, STOP
 from streams.settings import (
     BatcherConfig,
     GroupConfig,
+    ParkingConfig,
     PoolConfig,
     QueryConfig,
     QueueConfig,
@@ -30,7 +31,7 @@ from streams.views import GlobalChangeLog
 
 PAGE: Final = Path(__file__).resolve().parent / "reference" / "settings.md"
 
-POLICIES: Final = {STOP: "`STOP`", SKIP: "`SKIP`", DEAD_LETTER: "`DEAD_LETTER`"}
+POLICIES: Final = {STOP: "`STOP`", SKIP: "`SKIP`", DEAD_LETTER: "`DEAD_LETTER`", PARK: "`PARK`"}
 IN_PARTS: Final = {
     8 * 1024 * 1024: "8 MiB",
     16 * 1024 * 1024: "16 MiB",
@@ -150,6 +151,7 @@ SECTIONS: Final = (
             "pool": "see `PoolConfig`",
             "state": "see `StateConfig`",
             "queries": "see `QueryConfig`",
+            "parking": "see `ParkingConfig`",
             "on_partition_activated": "called with the partition's number, on the event loop",
             "on_partition_revoked": "called with the partition's number, on the event loop",
             "metrics_handler": "called with each measurement, on the event loop (`streams.metrics`)",
@@ -252,6 +254,22 @@ SECTIONS: Final = (
         },
     ),
     Section(
+        ParkingConfig,
+        "[Parked keys](../guides/parking.md): their pace, and their bounds in each partition.",
+        {
+            "first_retry_seconds": (
+                "seconds after which the first event of a parked key is tried again; doubled with each failure"
+            ),
+            "max_retry_seconds": "seconds of the longest pause",
+            "max_keys": "number of parked keys",
+            "max_key_events": "number of events in the queue of one key",
+            "max_bytes": "bytes of all events that are queued",
+            "when_full": (
+                "what happens at an event that finds no room: `wait` (its partition waits) or `stop` (the source stops)"
+            ),
+        },
+    ),
+    Section(
         StateConfig,
         "[State on disk](../guides/state-on-disk.md): a partition goes on from its folder, and reads only the rest of "
         "the changelog.",
@@ -281,7 +299,7 @@ SECTIONS: Final = (
         Retry,
         "How often failed work is tried again, and what comes after the last attempt: of events "
         "([`error_policy`, `on_error`](../guides/errors.md)), jobs, batches (`retry`) and views. Ready ones, with one "
-        "attempt: `STOP`, `SKIP`, `DEAD_LETTER`.",
+        "attempt: `STOP`, `SKIP`, `DEAD_LETTER`, `PARK`.",
         {
             "attempts": "number of attempts, the first one included",
             "backoff_seconds": "seconds of the wait before the second attempt",
@@ -293,8 +311,12 @@ SECTIONS: Final = (
             ),
             "on": "classes of exceptions that are worth another attempt (in code only)",
             "then": (
-                "the last word about an event: `FAIL_CONSUMER`, `DEAD_LETTER`, `CONTINUE` or `FATALLY_EXIT`; "
-                "a job or a batch has none"
+                "the last word about an event: `FAIL_CONSUMER`, `DEAD_LETTER`, `PARK`, `CONTINUE` or "
+                "`FATALLY_EXIT`; a job or a batch has none"
+            ),
+            "waits": (
+                "what waits between two attempts at an event: `partition`, or its [`key`](../guides/parking.md) alone; "
+                "of events only"
             ),
         },
     ),

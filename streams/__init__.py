@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
     from streams.events import event_type, to_record, upcaster
-    from streams.outcomes import DEAD_LETTER, SKIP, STOP, ErrorResponse, ExecutionState, Retry
+    from streams.outcomes import DEAD_LETTER, PARK, SKIP, STOP, ErrorResponse, ExecutionState, Retry
     from streams.records import Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
     from streams.runtime.partition.batch_handlers import BatchContext
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEAD_LETTER",
+    "PARK",
     "SKIP",
     "STOP",
     "AsyncBatcher",
@@ -109,14 +110,14 @@ _NAMES = {
     "events": "event_type to_record upcaster",
     "journal": "Journal JournalReader JournalTerm Replicated SnapshotFolder SyncJournal",
     "outbox": "AsyncOutbox Outbox Relay RelayConfig",
-    "outcomes": "DEAD_LETTER ErrorResponse ExecutionState Retry SKIP STOP",
+    "outcomes": "DEAD_LETTER ErrorResponse ExecutionState PARK Retry SKIP STOP",
     "protocols": "Codec JournalledStore ObservingStore StateStore",
     "records": "Change Delivery IncomingRecord Record TopicPartition",
     "runtime.async_work.batch_stage": "BatchItem",
     "runtime.partition.batch_handlers": "BatchContext",
     "runtime.partition.event_context": "EventContext",
-    "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig PoolConfig QueryConfig QueueConfig "
-    "SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK",
+    "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig ParkingConfig PoolConfig QueryConfig "
+    "QueueConfig SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK",
     "source": "Answer AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer BlockingEventProducer "
     "EventProducer EventSource Lookup PartitionChange PostgresSink RecordOptions SinkItem Topology TopologyHandler "
     "TopologyTopic TransactionRecords",

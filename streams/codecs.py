@@ -18,15 +18,17 @@ import dataclasses
 import re
 import struct
 from collections.abc import Callable, Collection
+from copy import copy
 from functools import partial
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
 from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.model.losses import PydanticSchema, losses_of, refuse
 from streams.model.reasons import cause, reason
-from streams.model.round_trips import PydanticSchema, Risk, losses_of, quick_encoder, read_back, refuse, risk_of
-from streams.model.shortcuts import Shortcut
+from streams.model.round_trips import Notation, Risk, Sample, quick_encoder, read_back, risk_of
+from streams.model.shortcuts import Shortcut, encoder_of
 from streams.protocols import Codec
 from streams.sak import plain_json
 from streams.sak.type_nodes import type_nodes
@@ -219,6 +221,10 @@ def _escape(raw: bytes) -> bytes:
 
 NULL: Final = b"null"
 """JSON's replacement for a number that it cannot carry, and for ``None``."""
+_NO_TEXT: Final = "\ufffd".encode()
+"""pydantic's replacement for what is no text in the key of a dict."""
+_IN_JSON: Final = Notation(NULL, (b"true", b"false"), in_minutes=True, keys_as_text=True)
+_IN_MSGPACK: Final = Notation(b"\xc0", (b"\xc2", b"\xc3"))
 
 
 class _TypedCodec(Generic[T]):
@@ -226,7 +232,6 @@ class _TypedCodec(Generic[T]):
 
     order_preserving: Final = False
     _null_is_suspect = False  # a null that was written may be a NaN
-    _holds_anything = False  # in a field of any type
     _encode: Callable[[T], bytes]
     _decode: Callable[[bytes], T]
     _to_plain: Callable[[T], object] = staticmethod(msgspec.to_builtins)
@@ -238,6 +243,7 @@ class _TypedCodec(Generic[T]):
         self._type = type_
         self._name = getattr(type_, "__name__", str(type_))
         self._allowed = frozenset(allow_lossy)
+        self._sample = Sample()
         given: object = type_  # or list[int], which is none
         is_record = isinstance(given, type) and (issubclass(given, msgspec.Struct) or dataclasses.is_dataclass(given))
         self._class = type_ if is_record else None
@@ -260,8 +266,10 @@ class _TypedCodec(Generic[T]):
             found = plain_json.non_finite(self._to_plain(value))
             if found is not None:
                 raise EncodeError(f"{self._name} holds {found!r}, which JSON cannot carry; use None, or MsgpackCodec")
-        if self._risk.is_seen(value, data):
-            read_back(self._name, value, data, self._decode, self._allowed)
+        risk, sample = self._risk, self._sample
+        if (risk.sampled and sample.is_due) or risk.is_seen(value, data):
+            read_back(self._name, value, data, self._decode, self._allowed, anything=risk.anything)
+        sample.count += 1
         return data
 
     def decode(self, data: bytes, /) -> T:
@@ -271,9 +279,10 @@ class _TypedCodec(Generic[T]):
     def shortcut(self) -> Shortcut:
         """Return the ``Shortcut`` of this codec."""
         risk = self._risk
-        if self._null_is_suspect and self._holds_anything:
+        if self._null_is_suspect and risk.anything:
             risk = risk._replace(needles=(*risk.needles, NULL))
-        return Shortcut(quick_encoder(risk, self._encode, self._decode, self.encode), self._class, risk.kinds)
+        encode = quick_encoder(risk, self._sample, self._encode, self._decode, self.encode)
+        return Shortcut(encode, self._class, risk.kinds)
 
     @property
     def bare_decode(self) -> Callable[[bytes], T]:
@@ -309,9 +318,7 @@ class JsonCodec(_TypedCodec[T]):
 
     def __init__(self, type_: type[T], *, allow_lossy: Collection[str] = ()) -> None:
         super().__init__(type_, allow_lossy=allow_lossy)
-        self._risk, self._null_is_suspect, self._holds_anything = _examine(
-            type_, self._name, self._allowed, (b"true", b"false")
-        )
+        self._risk, self._null_is_suspect = _examine(type_, self._name, self._allowed, _IN_JSON)
         self._encode = plain_json.encode if plain_json.is_plain_dict(type_) else msgspec.json.Encoder().encode
         self._encode_plain = plain_json.encode
         self._decode = msgspec.json.Decoder(type_).decode
@@ -323,7 +330,7 @@ class MsgpackCodec(_TypedCodec[T]):
 
     def __init__(self, type_: type[T], *, allow_lossy: Collection[str] = ()) -> None:
         super().__init__(type_, allow_lossy=allow_lossy)
-        self._risk, _, _ = _examine(type_, self._name, self._allowed, (b"\xc2", b"\xc3"))
+        self._risk, _ = _examine(type_, self._name, self._allowed, _IN_MSGPACK)
         self._encode = self._encode_plain = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(type_).decode
         self._decode_plain = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -349,12 +356,42 @@ class PydanticCodec(_TypedCodec[T]):
         except Exception as error:
             raise ConfigError(f"{type_!r} cannot be encoded and decoded: {reason(error)}") from error
         refuse(type_, self._name, schema.losses, self._allowed)
-        self._risk = Risk((), (NULL,), tuple(schema.classes), schema.has_rules)  # a null may be of no optional field
+        self._risk = Risk(
+            needles=(NULL, _NO_TEXT),  # of no optional field; of a key that was no text
+            classes=tuple(schema.classes),
+            always=schema.has_rules,
+            sampled=True,
+            anything=schema.has_anything,
+        )
         self._encode = partial(adapter.dump_json, by_alias=True, warnings="error")
         self._decode = adapter.validate_json
         self._to_plain = adapter.dump_python
         self._encode_plain = plain_json.encode
         self._decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class _Checked(Generic[T]):
+    """A user's codec, each of whose values is read back."""
+
+    def __init__(self, codec: Codec[T]) -> None:
+        self._codec = codec
+        self.encode = encoder_of(codec, always=True)
+        self.decode = codec.decode
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shortcut", "bare_encode") or name.startswith("_"):  # which go past it
+            raise AttributeError(name)
+        return getattr(self._codec, name)
+
+
+def checked_codec(codec: Codec[T]) -> Codec[T]:
+    """Return a codec that reads back every value that it writes. ``bytes``, ``str``, ``int`` and tuples of them come
+    back in any case."""
+    if isinstance(codec, _TypedCodec):
+        made = copy(codec)
+        made._risk = codec._risk._replace(always=True)
+        return made
+    return codec if type(codec).__module__ == __name__ else cast("Codec[T]", _Checked(codec))
 
 
 def is_pydantic(type_: object) -> bool:
@@ -378,9 +415,9 @@ def codec_for(type_: type[T], *, allow_lossy: Collection[str] = ()) -> Codec[T]:
     return JsonCodec(type_, allow_lossy=allow_lossy)
 
 
-def _examine(type_: Any, name: str, allowed: Collection[str], booleans: tuple[bytes, ...]) -> tuple[Risk, bool, bool]:
-    """Return the risk of a type, and whether a float, and anything at all, can be somewhere inside; refuses types that
-    msgspec could write but not read."""
+def _examine(type_: Any, name: str, allowed: Collection[str], written: Notation) -> tuple[Risk, bool]:
+    """Return the risk of a type, and whether a float can be somewhere inside; refuses types that msgspec could write
+    but not read."""
     try:
         root = msgspec.inspect.type_info(type_)
     except Exception as error:
@@ -390,6 +427,5 @@ def _examine(type_: Any, name: str, allowed: Collection[str], booleans: tuple[by
         if isinstance(node, msgspec.inspect.CustomType):
             raise ConfigError(f"{type_!r} holds a {node.cls!r}, which cannot be decoded; give a codec of your own")
     refuse(type_, name, losses_of(root), allowed)
-    anything = any(isinstance(node, msgspec.inspect.AnyType) for node in nodes)
-    has_floats = anything or any(isinstance(node, msgspec.inspect.FloatType) for node in nodes)
-    return risk_of(root, booleans, times_move=booleans[0] == b"true"), has_floats, anything
+    has_floats = any(isinstance(node, msgspec.inspect.AnyType | msgspec.inspect.FloatType) for node in nodes)
+    return risk_of(root, written), has_floats

@@ -81,6 +81,14 @@ class EventFailed(msgspec.Struct, frozen=True):
     response: str
 
 
+class HeadTried(msgspec.Struct, frozen=True):
+    """The first event of a parked key was tried again. ``outcome``: ``completed``, or what was done about its failure
+    (a name of ``ErrorResponse``; ``park``: it stays)."""
+
+    partition: int
+    outcome: str
+
+
 class BatchFailed(msgspec.Struct, frozen=True):
     """A batch of events failed as a whole (its handler, or a record that the broker refused), and is undone. ``offset``
     is its last event's. Its events are handled one by one."""
@@ -150,6 +158,7 @@ Measurement = (
     | MembershipChanged
     | EventFailed
     | BatchFailed
+    | HeadTried
     | OutOfTime
     | JobEnded
     | CallAbandoned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -34,6 +34,9 @@ class ErrorResponse(enum.Enum):
     """Write the record to the dead-letter topic, in the same transaction as the offset, and go on."""
     CONTINUE = "continue"
     """Skip the record (logged, counted), and go on."""
+    PARK = "park"
+    """Keep the record, and later ones of its key, in a queue of the key, and go on with all others. The queue is tried
+    again, in order, by time and by each new owner of the partition."""
     FAIL_CONSUMER = "fail_consumer"
     """Leave the group in good order and stop; ``run()`` raises the error. The record is not passed."""
     FATALLY_EXIT = "fatally_exit"
@@ -49,8 +52,10 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     (``None``: no such bound). ``on``: the errors that are worth another attempt. ``then``: the last word about an
     event; a job or a call has none, because its event has one.
 
-    While an event waits its partition waits with it (order is kept), other partitions go on; a job keeps its slot and
-    its key. Records that cannot be read, or that a broker refused, are not tried again: the bytes do not change.
+    ``waits``: what waits between two attempts at an event. ``"partition"``: its partition waits with it (order is
+    kept), other partitions go on. ``"key"``: the event's key is parked after the first failure, further attempts are
+    made from its queue, over restarts and moves, and the others of the partition go on. A job keeps its slot and its
+    key. Records that cannot be read, or that a broker refused, are not tried again: the bytes do not change.
     """
 
     attempts: int = 3
@@ -61,6 +66,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None = None
     on: tuple[type[Exception], ...] = (Exception,)
     then: ErrorResponse = ErrorResponse.FAIL_CONSUMER
+    waits: Literal["partition", "key"] = "partition"
 
     def __post_init__(self) -> None:
         if not is_whole(self.attempts) or self.attempts < 1:
@@ -87,6 +93,14 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         then: object = self.then
         if not isinstance(then, ErrorResponse):
             raise ConfigError(f"Retry.then is {then!r}; use one of {', '.join(map(str, ErrorResponse))}")
+        waits: object = self.waits
+        if waits not in ("partition", "key"):
+            raise ConfigError(f"Retry.waits is {waits!r}; use 'partition' or 'key'")
+
+    @property
+    def parks(self) -> bool:
+        """Check for a policy that parks keys."""
+        return self.then is ErrorResponse.PARK or self.waits == "key"
 
     def allows(self, attempts: int, error: BaseException, elapsed_seconds: float = 0.0) -> bool:
         """Check for a further attempt after so many, the last of which ended with ``error``, so long after the first
@@ -107,3 +121,5 @@ SKIP: Final = Retry(attempts=1, then=ErrorResponse.CONTINUE)
 """No retry; skip the record."""
 DEAD_LETTER: Final = Retry(attempts=1, then=ErrorResponse.DEAD_LETTER)
 """No retry; write the record to the dead-letter topic."""
+PARK: Final = Retry(attempts=1, then=ErrorResponse.PARK)
+"""No retry at once; keep the record, and later ones of its key, in a queue of the key, and go on with all others."""

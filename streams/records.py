@@ -25,18 +25,6 @@ but the same type share one. That is a tenth of the price of an event: lists of 
 keep the garbage collector busy."""
 
 
-def headers_bytes(headers: ReceivedHeaders | None) -> int:
-    """Estimate the bytes of headers (names count by letters). 0 for a value that is no headers: clients refuse it, and
-    name the fault."""
-    size = 0
-    try:
-        for name, value in headers or ():
-            size += len(name) + len(value or b"")
-    except (TypeError, ValueError):
-        return 0
-    return size
-
-
 RECORD_OVERHEAD: Final = 36
 """Bytes that librdkafka adds to a record's key, value and headers when it compares its size with ``message.max.bytes``,
 and ``HEADER_OVERHEAD`` for each header (the largest that these lengths can become on the wire)."""

@@ -84,6 +84,15 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     out_of_time: dict[str, int] = {}
     """Since the partition is here: ``late``, ``expired_early`` and ``time_jump`` of ``metrics.OutOfTime``, as far as
     there were any."""
+    parked_keys: int = 0
+    """Parked keys; ``parked_events`` wait in their queues, with ``parked_bytes``."""
+    parked_events: int = 0
+    parked_bytes: int = 0
+    parked_since_ms: int | None = None
+    """Time at which the key was parked that has waited longest, in milliseconds since the epoch; ``None``: no key is
+    parked."""
+    parking_full: str = ""
+    """The setting of ``ParkingConfig`` whose bound holds up the partition; empty: none does."""
 
     @property
     def lag(self) -> int | None:

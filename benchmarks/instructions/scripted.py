@@ -330,6 +330,9 @@ class FiberPoller(Poller):
     def _next_command(self) -> Callable[[], None] | None:
         while not self._epochs and self._commands.empty():  # it would wait for one, for real
             self.fibers.pause(POLL_SECONDS)
+        if self._pause_seconds:  # as well
+            self.fibers.pause(self._pause_seconds)
+            self._pause_seconds = 0.0
         return super()._next_command()
 
 

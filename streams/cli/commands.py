@@ -52,6 +52,7 @@ COMMANDS = {
     "view": Command("streams.cli.view", "Read a compacted topic, or a source's state, as a view: get, scan, watch."),
     "web": Command("streams.cli.web", "Show an event source, or any group, in the browser.", "web"),
     "dlq": Command("streams.cli.dlq", "Manage dead letters: list, show, replay, drop."),
+    "parked": Command("streams.cli.parked", "Manage parked keys: list, show, retry, skip-head, drop."),
     "skip": Command("streams.cli.skip", "Skip a record that stops an event source, without a deployment."),
     "outbox": Command(
         "streams.cli.outbox", "Relay rows of PostgreSQL to Kafka exactly once: apply, relay, status.", "outbox"

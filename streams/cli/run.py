@@ -18,7 +18,7 @@ from streams.cli.failures import NO_ROOM, discard
 from streams.cli.http_options import BehindProxy, Certificate, CertificateKey, Names, TokenFile
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, checked_file, configure_logging, verbose_options
 from streams.cli.outside_options import unknown_variables
-from streams.cli.source_name import checked_name
+from streams.cli.source_name import check_defined, checked_name
 from streams.cli.supervisor import CodeChanges, Status, Supervisor, worker_command, worker_names
 from streams.cli.worker import GC_THRESHOLD, WorkerOptions
 from streams.errors import ConfigError
@@ -125,6 +125,8 @@ def run(
         )
     report = _status_json if json else _log_status if log_format is LogFormat.JSON else StatusLines(quiet)
     prefix = instance_prefix or host_name()
+    if not reload:  # under which the name may come with the next change
+        check_defined(source)
     pages = None
     if http:
         pages = _pages(source, http, http_tokens, http_certificate, http_key, http_name, http_behind_tls_proxy)

@@ -11,6 +11,7 @@ from streams.cli.source_name import checked_name
 from streams.errors import ConfigError
 from streams.model.loading import load
 from streams.sak.restarts import RestartPolicy
+from streams.spark.jvm.building import JAR
 from streams.spark.running.pipeline import Pipeline
 
 app = typer.Typer(no_args_is_help=True)
@@ -19,6 +20,20 @@ app = typer.Typer(no_args_is_help=True)
 @app.callback()
 def spark() -> None:
     """Pipelines of Spark."""
+
+
+@app.command()
+def jar() -> None:
+    """Print the path of kes-spark.jar, for the setting spark.jars of a platform: tasks that write encode in Java then.
+
+    Exit codes: 0 printed; 1 this installation has none.
+    """
+    if not JAR.exists():
+        raise ConfigError(
+            f"this installation has no {JAR.name} (its wheel was built without a JDK and PySpark): tasks that write "
+            f"encode in Python. With a JDK here, `python -m streams.spark.jvm.building` makes it"
+        )
+    typer.echo(JAR)
 
 
 @app.command()

@@ -29,6 +29,7 @@ from streams.cli.state_repair import repair
 from streams.cli.state_sources import opened
 from streams.cli.state_writing import forget, import_, migrate, set_time
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
+from streams.core.parking import is_parked
 from streams.errors import DecodeError
 from streams.looks.records import one_line, plain, plain_bytes, plain_text, shortened, shown_time
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
@@ -253,7 +254,9 @@ class _Partitions:
         elif key == BEGIN_KEY:
             self._begun = "" if record.value is None else decode_begin(record).shown
         elif key.startswith(TIMER_PREFIX):
-            self._timers.discard(key) if decode_timer(record)[1] is None else self._timers.add(key)
+            name, timer = decode_timer(record)
+            if not is_parked(name):  # events in queues are no timers
+                self._timers.discard(key) if timer is None else self._timers.add(key)
 
     def facts(self, partition: int) -> dict[str, Any]:
         return {

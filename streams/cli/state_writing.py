@@ -12,7 +12,7 @@ for the table.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -317,7 +317,7 @@ def write_changes(
                 checks.forget_offsets(forgotten)
             with slot_of(config, "kes-state", timeout) as slot:
                 for number, some in wanted.items():
-                    partition = _Partition(config, checks, slot, number, committed[number])
+                    partition = StoppedPartition(config, checks, slot, number, committed[number])
                     if forgotten:
                         partition.forget(before[number], some, forgotten)
                     else:
@@ -356,7 +356,7 @@ def _check_sizes(changes: Changes, number: int, limit: int) -> None:
             )
 
 
-class _Partition:
+class StoppedPartition:
     """The changelog of one partition, written to by this command alone."""
 
     def __init__(
@@ -387,13 +387,23 @@ class _Partition:
         ``write``."""
         if position.record is None:
             return
-        left = without_input(position.record, topic)
+        self.write_whole(position, changes, without_input(position.record, topic))
+
+    def write_whole(
+        self,
+        position: Position,
+        changes: Changes,
+        carried: msgspec.Raw | msgspec.UnsetType,
+        outputs: Sequence[Output] = (),
+    ) -> None:
+        """Write changes, with these outputs and what the offset record carries of further inputs, all in one
+        transaction. Raises as ``write``."""
         with transaction(self._slot, _AGAIN, complain):
             self._hold(position)
             for some in _chunks(self._config.changelog, self._number, changes):
                 self._slot.send(some)
-            record = OffsetRecord(position.offset, self._writer, 0, 0, *self._ids, left)
-            self._slot.send([offset_record(self._config, self._number, record)])
+            record = OffsetRecord(position.offset, self._writer, 0, 0, *self._ids, carried)
+            self._slot.send([*outputs, offset_record(self._config, self._number, record)])
 
     def _hold(self, position: Position) -> None:
         """Make members that join from now on wait for the end of the transaction. Raises ``OffsetError`` when one was

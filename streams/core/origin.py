@@ -8,6 +8,7 @@ that sent it. Two origins are made per event, so an origin is one integer. This 
 * an interjection: -1;
 * the event of a timer: a hash of its name and time, below -1;
 * the event of a visited key: a hash of the run and the key, below those of timers; so is that of a window that closes;
+* the head of a parked key's queue: a hash of the queue and its number, below those of visits;
 * a batch of several events: 2**62 plus the origin of the last one.
 """
 
@@ -25,6 +26,7 @@ _FIRST_BATCH: Final = 1 << 62
 _HASH_BYTES: Final = 7
 """Bytes of the hash that names the event of a timer, or of a visited key."""
 _FIRST_VISIT: Final = -2 - (1 << 8 * _HASH_BYTES)
+_FIRST_PARKED: Final = _FIRST_VISIT - (1 << 8 * _HASH_BYTES)
 
 
 def timer_origin(due_ms: int, name: str) -> Origin:
@@ -44,6 +46,12 @@ def visit_origin(run: str, key: bytes) -> Origin:
 def window_origin(name: str, key: bytes, start_ms: int, end_ms: int) -> Origin:
     """Return the origin of a window that closes: the same after a restart. Like a visited key it comes once."""
     return visit_origin(f"window {name} {start_ms} {end_ms}", key)
+
+
+def parked_origin(queue: str, number: int) -> Origin:
+    """Return the origin of the effects of an event in a parked key's queue: the same after a restart."""
+    digest = hashlib.blake2b(f"{queue} {number}".encode(), digest_size=_HASH_BYTES).digest()
+    return _FIRST_PARKED - int.from_bytes(digest)
 
 
 def batch_origin(last: int) -> Origin:
@@ -83,12 +91,12 @@ def is_interjection(origin: Origin) -> bool:
 
 
 def is_timer(origin: Origin) -> bool:
-    """Check for the event of a timer, or of a visited key."""
+    """Check for the event of a timer, of a visited key, or of a parked one."""
     return origin < INTERJECTION
 
 
 def is_visit(origin: Origin) -> bool:
-    """Check for the event of a visited key."""
+    """Check for the event of a visited key, or of a parked one."""
     return origin <= _FIRST_VISIT
 
 
@@ -103,4 +111,4 @@ def describe(origin: Origin, partition: object) -> str:
         return f"the batch of events of {partition} that ends at offset {input_and_offset(batch_end(origin))[1]}"
     if is_event(origin):
         return f"the event {partition}@{input_and_offset(origin)[1]}"
-    return f"an interjection, a timer, or a visit, of {partition}"
+    return f"an interjection, a timer, a visit, or a parked event, of {partition}"

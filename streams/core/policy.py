@@ -34,7 +34,7 @@ class WorkKind(enum.Enum):
     """The kinds of work that can fail."""
 
     EVENT = "event"
-    """An input record or the event of a timer: attempted again, dead-lettered, skipped."""
+    """An input record or the event of a timer: attempted again, dead-lettered, parked, skipped."""
     INTERJECTION = "interjection"
     """No record: there is nothing to dead-letter, and the next attempt is the next run."""
     VIEW = "view"
@@ -47,6 +47,7 @@ class Decision(enum.Enum):
     RETRY = "retry"
     DEAD_LETTER = ErrorResponse.DEAD_LETTER.value
     SKIP = ErrorResponse.CONTINUE.value
+    PARK = ErrorResponse.PARK.value
     STOP = ErrorResponse.FAIL_CONSUMER.value
     EXIT = ErrorResponse.FATALLY_EXIT.value
 
@@ -79,8 +80,8 @@ def apply_error_policy(failure: Failure, policy: Retry) -> Decision:
         if policy.allows(failure.attempts, reason, failure.elapsed_seconds):
             return Decision.RETRY
     decision = Decision.STOP if demands_stop else _BY_RESPONSE[policy.then]
-    if work is WorkKind.INTERJECTION and decision is Decision.DEAD_LETTER:
-        return Decision.SKIP  # it has no record that a letter could carry
+    if work is WorkKind.INTERJECTION and decision in (Decision.DEAD_LETTER, Decision.PARK):
+        return Decision.SKIP  # it has no record that a letter could carry, and no key
     if work is WorkKind.VIEW and decision is not Decision.SKIP:
         return Decision.STOP  # a view has no dead letters, and the process is not its own
     return decision

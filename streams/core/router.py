@@ -85,7 +85,8 @@ class Route:
             raise RegistrationError(f"{what} has a yield, so a call would run nothing of it; use ctx.forward to send")
         if not isinstance(policy, Retry):
             raise RegistrationError(
-                f"{what}: on_error is {policy!r}; it must be an error policy: STOP, SKIP, DEAD_LETTER or Retry(...)"
+                f"{what}: on_error is {policy!r}; it must be an error policy: STOP, SKIP, DEAD_LETTER, PARK or "
+                "Retry(...)"
             )
         self.name = name
         self.event_type = event_type

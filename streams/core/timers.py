@@ -64,6 +64,7 @@ class Timers:
 
     def __init__(self, timers: Iterable[Timer] = ()) -> None:
         self._by_name = {timer.name: timer for timer in timers}
+        self._aside: set[str] = set()
         self._heap: list[tuple[int, str]] = []
         self._rebuild()
 
@@ -78,6 +79,7 @@ class Timers:
 
     def apply(self, changes: Mapping[str, Timer | None]) -> None:
         """Set these timers, by name; ``None`` removes one, if it is there."""
+        self._aside.difference_update(changes)
         for name, timer in changes.items():
             if timer is None:
                 self._by_name.pop(name, None)
@@ -87,18 +89,33 @@ class Timers:
         if len(self._heap) > 2 * len(self._by_name) + _SLACK:
             self._rebuild()
 
+    def get(self, name: str) -> Timer | None:
+        """Return the timer of this name."""
+        return self._by_name.get(name)
+
+    def set_aside(self, name: str) -> None:
+        """Keep a timer from being the first one, until it is set anew or called back."""
+        if name in self._by_name:
+            self._aside.add(name)
+
+    def call_back(self, name: str) -> None:
+        """Take back ``set_aside``."""
+        if name in self._aside:
+            self._aside.remove(name)
+            heapq.heappush(self._heap, (self._by_name[name].due_ms, name))
+
     def first(self) -> Timer | None:
         """Return the timer that is due first; of several at one time, the one with the lowest name."""
         heap = self._heap
         while heap:
             due_ms, name = heap[0]
             timer = self._by_name.get(name)
-            # Otherwise the timer was removed, or is set for another time: its entry is outdated.
-            if timer is not None and timer.due_ms == due_ms:
+            # Otherwise the timer was removed, set aside, or is set for another time: its entry is outdated.
+            if timer is not None and timer.due_ms == due_ms and name not in self._aside:
                 return timer
             heapq.heappop(heap)
         return None
 
     def _rebuild(self) -> None:
-        self._heap = [(timer.due_ms, timer.name) for timer in self._by_name.values()]
+        self._heap = [(timer.due_ms, timer.name) for timer in self._by_name.values() if timer.name not in self._aside]
         heapq.heapify(self._heap)

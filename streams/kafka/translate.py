@@ -14,17 +14,12 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from streams.errors import BrokerUnavailable, ConfigError
+from streams.kafka.permissions import is_denial
 from streams.kafka.wire import codes
 from streams.kafka.wire.answers import PRODUCE, Meaning
 from streams.kafka.wire.explaining import plain
 
-FENCED: Final = frozenset(
-    {
-        KafkaError._FENCED,
-        KafkaError.PRODUCER_FENCED,
-        KafkaError.INVALID_PRODUCER_EPOCH,
-    }
-)
+FENCED: Final = frozenset(code for code, meaning in PRODUCE.items() if meaning is Meaning.FENCED) | {KafkaError._FENCED}
 """Another producer initialised the same transactional id, or the coordinator timed the transaction out."""
 
 REFUSED: Final = frozenset(code for code, meaning in PRODUCE.items() if meaning in (Meaning.REFUSED, Meaning.BLOCKED))
@@ -42,14 +37,7 @@ BAD_OFFSET: Final = frozenset(
     }
 )
 
-NOT_AUTHORIZED: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
-)
+NOT_AUTHORIZED: Final = frozenset(code for code in codes.Code if is_denial(code.name))
 
 DENIED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 """The credentials are refused."""

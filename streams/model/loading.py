@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -38,16 +38,20 @@ def load(source: str) -> Any:
         raise ConfigError(f"cannot import {module_name!r} of {source!r}: {described(error)}") from error
     for name in (path or "source").split("."):
         if not hasattr(found, name):
-            near = difflib.get_close_matches(name, [known for known in vars(found) if not known.startswith("_")], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            text = f"{module_name!r} has no {path or 'source'!r}: name the event source as module:name{hint}"
-            raise ConfigError(text)
+            raise not_there(module_name, path or "source", name, vars(found))
         found = getattr(found, name)
     if not hasattr(found, "run") and callable(found):
         found = _made_by(found, source)
     if not callable(getattr(found, "run", None)):
         raise ConfigError(f"{source!r} is {type(found).__name__}, which is neither an event source nor makes one")
     return found
+
+
+def not_there(module: str, path: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for a module that does not have ``name`` of ``path``, but these."""
+    near = difflib.get_close_matches(name, [one for one in known if not one.startswith("_")], 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"{module!r} has no {path!r}: name the event source as module:name{hint}")
 
 
 def described(error: BaseException) -> str:

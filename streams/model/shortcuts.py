@@ -40,10 +40,10 @@ def bare_decoder(codec: Codec[T]) -> Callable[[bytes], T]:
     return bare
 
 
-def encoder_of(codec: Codec[T]) -> Callable[[T], bytes]:
+def encoder_of(codec: Codec[T], *, always: bool = False) -> Callable[[T], bytes]:
     """Return ``codec.encode``; a user's raises ``EncodeError`` when it returns a buffer, which may change, or text, and
     when the 1st, 2nd, 4th, 8th ... value cannot be read again. After one that cannot, the next one is read, too: what
-    is refused once is refused at each attempt."""
+    is refused once is refused at each attempt. ``always``: every value is read, and refused if it is another one."""
     if type(codec).__module__ == _CHECKED:
         return codec.encode
     name, count = type(codec).__name__, 0
@@ -54,11 +54,11 @@ def encoder_of(codec: Codec[T]) -> Callable[[T], bytes]:
         if not isinstance(data, bytes):
             raise EncodeError(f"{name}.encode returned {type(data).__name__}, not bytes")
         nonlocal count
-        if not count & (count + 1) or EVERYTHING[0]:
+        if not count & (count + 1) or always or EVERYTHING[0]:
             wrong = _loss(codec, value, data)
             if wrong and not is_lossy:
                 text = f"{name} does not come back as it is written: {wrong}"
-                if EVERYTHING[0]:
+                if always or EVERYTHING[0]:
                     raise EncodeError(f"{text}. If this is meant, say so: lossy = True in the class of the codec")
                 if type(codec) not in _said:
                     _said.add(type(codec))

@@ -17,6 +17,7 @@ from streams.metrics import (
     CallAbandoned,
     CallbackFailed,
     EventFailed,
+    HeadTried,
     JobEnded,
     Measurement,
     MembershipChanged,
@@ -102,6 +103,9 @@ TRANSACTION_COMMIT = _histogram(
 EVENTS_FAILED = _counter(
     "kes_failed_events", "Events that failed for good, by what was done about them.", ("response",), _RESPONSES
 )
+HEADS_TRIED = _counter(
+    "kes_parked_retries", "Attempts at first events of parked keys.", ("outcome",), (("completed",), *_RESPONSES)
+)
 BATCHES_FAILED = _counter("kes_failed_batches", "Batches that failed as a whole; their events run one by one.")
 LATE_ITEMS = _counter("kes_late_items", "Items that came for windows that were closed.", ("store", "window"))
 EXPIRED_EARLY = _counter(
@@ -169,6 +173,16 @@ VISIT_RUNNING = _gauge(
     "kes_visit_running", "1: a run of the visit is under way in the partition.", ("partition", "visit")
 )
 VISIT_KEYS = _gauge("kes_visit_keys", "Keys that the run under way has visited.", ("partition", "visit"))
+PARKED_KEYS = _gauge("kes_parked_keys", "Parked keys.", ("partition",))
+PARKED_EVENTS = _gauge("kes_parked_events", "Events that wait in the queues of parked keys.", ("partition",))
+PARKED_BYTES = _gauge("kes_parked_bytes", "Bytes of the events that wait in the queues of parked keys.", ("partition",))
+PARKED_SINCE = _gauge(
+    "kes_parked_since_timestamp_seconds", "Time at which the key was parked that has waited longest.", ("partition",)
+)
+PARKED_FULL = _gauge(
+    "kes_parked_full", "1: an event waits for room in the queues of parked keys, and its partition with it.",
+    ("partition",),
+)  # fmt: skip
 NEXT_TIMER = _gauge(
     "kes_partition_next_timer_timestamp_seconds", "Time at which the first timer is due.", ("partition",)
 )
@@ -235,6 +249,8 @@ def readings(measurement: Measurement) -> list[Sample]:
             ]
         case EventFailed(_, _, _, response):
             return [(EVENTS_FAILED, 1, (response,))]
+        case HeadTried(_, outcome):
+            return [(HEADS_TRIED, 1, (outcome,))]
         case BatchFailed():
             return [(BATCHES_FAILED, 1, ())]
         case OutOfTime(partition, kind, store, part, items):
@@ -283,6 +299,12 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield PAUSED, each.paused, label
         yield EVENTS_AHEAD, each.events_ahead, label
         yield TIMERS, each.timers, label
+        yield PARKED_KEYS, each.parked_keys, label
+        yield PARKED_EVENTS, each.parked_events, label
+        yield PARKED_BYTES, each.parked_bytes, label
+        yield PARKED_FULL, bool(each.parking_full), label
+        if each.parked_since_ms is not None:
+            yield PARKED_SINCE, each.parked_since_ms / 1000, label
         if each.lag is not None:
             yield LAG, each.lag, label
         for one in each.inputs:

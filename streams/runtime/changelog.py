@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core import parking
 from streams.core.timers import Timer
 from streams.errors import OffsetError
 from streams.model.tracing import Carrier
@@ -229,24 +230,31 @@ def timer_key(name: str) -> bytes:
 
 def encode_timer(timer: Timer) -> bytes:
     """Encode the value of a timer's record."""
+    if parking.is_piece(timer.name):
+        return timer.value  # as it is: large events would grow by a third as text
+    # Other releases are to refuse a queue: they would handle later events of its key as if it were not there.
+    newest = parking.FORMAT if parking.is_parked(timer.name) else TIMER_FORMAT
     return msgspec.json.encode(
-        TimerRecord(TIMER_FORMAT, timer.due_ms, timer.type, timer.version, timer.value, timer.key, timer.trace)
+        TimerRecord(newest, timer.due_ms, timer.type, timer.version, timer.value, timer.key, timer.trace)
     )
 
 
 def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
-    """Decode (name, timer) of the changelog record of a timer; ``None``: it is removed. Raises ``OffsetError`` for an
-    unreadable record."""
+    """Decode (name, timer) of the changelog record of a timer, or of a parked key; ``None``: it is removed. Raises
+    ``OffsetError`` for an unreadable record."""
     try:
         name = (record.key or b"")[len(TIMER_PREFIX) :].decode()
     except UnicodeDecodeError as error:
         raise _unreadable(record, "timer", error) from error
     if record.value is None:
         return name, None
+    if parking.is_piece(name):
+        return name, Timer(name, parking.NEVER_MS, parking.EVENT_TYPE, record.value)
     found = _decode(record, TimerRecord, "timer")
+    newest = parking.FORMAT if parking.is_parked(name) else TIMER_FORMAT
     # A newer format is refused, and not passed over: a timer that is not read never fires.
-    if found.v > TIMER_FORMAT:
-        raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {TIMER_FORMAT}")
+    if found.v > newest:
+        raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {newest}")
     return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace)
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import Origin
+from streams.core.parking import PREFIX as PARKED
 from streams.core.partition import PartitionState
 from streams.core.policy import Failure
 from streams.core.position import Position
@@ -34,7 +35,7 @@ from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord, Output, TopicPartition
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Worker, in_process
-from streams.runtime.changelog import TIMER_PREFIX
+from streams.runtime.changelog import TIMER_PREFIX, timer_key
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.partition.failures import RestartNeeded
@@ -112,6 +113,7 @@ class PartitionReplay:
         self.fires_timers = False
         # The seed is fixed, so that the same data have the same results.
         self.rng = random.Random(0)
+        self.writer = "replay"
         self.now = asyncio.get_running_loop().time
         self.message_limit = program.message_limit
         self.handler_threads = HandlerThreads(Worker)
@@ -256,6 +258,10 @@ class PartitionReplay:
         """Return the changes of the store. (The timers set now prove nothing: one event may have set a timer that the
         next one has removed.)"""
         for change in changes:
+            if change.key.startswith(timer_key(PARKED)):
+                raise StreamsError(
+                    f"offset {change.origin}: the event is to be parked, and a replay has no queues: repair its handler"
+                )
             if change.key.startswith(TIMER_PREFIX) and change.value is not None and not self._ignores_timers:
                 name = change.key[len(TIMER_PREFIX) :].decode()
                 raise StreamsError(

@@ -13,6 +13,8 @@ from its ``.py`` as it is. What is added to its ``.pxd`` is written here, from t
 * ``value.partition(NULL)[1]``, the cheapest search for a ``null`` in Python, is one by ``memchr``;
   ``join((...))`` of seven parts of a record, where ``join`` is that of ``b""``, allocates once and copies;
   ``int.from_bytes(data[at:end], "little")`` (of four bytes at most) reads the bytes where they are.
+* ``for name, kind, others in fields`` over the kinds of a value (``model/round_trips.py``) begins only if one of the
+  value's fields is not of its kinds.
 
 The file is put beside its source in one step, so that builds at the same time do not disturb each other or a process
 that has it in use.
@@ -45,6 +47,7 @@ DIRECTIVES: Final = {
 }
 HEADER: Final = """\
 #include <Python.h>
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 #include <structmember.h>
@@ -111,6 +114,32 @@ static unsigned int kes_little(PyObject *of, Py_ssize_t at, Py_ssize_t end) {
     for (int bits = 0; at < end; at++, bits += 8)
         number |= (unsigned int)(unsigned char)PyBytes_AS_STRING(of)[at] << bits;
     return number;
+}
+
+/* The kinds (name, class, further classes) if a field is of none of its classes, or a float that is not finite; else an
+   empty tuple. Raises what reading the field raises. */
+static PyObject *kes_misfits(PyObject *of, PyObject *kinds) {
+    PyTypeObject *cls = Py_TYPE(of);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kinds); i++) {
+        PyObject *row = PyTuple_GET_ITEM(kinds, i), *part = NULL;
+        if (!PyTuple_CheckExact(row) || PyTuple_GET_SIZE(row) != 3) return Py_NewRef(kinds);
+        PyObject *name = PyTuple_GET_ITEM(row, 0), *kind = PyTuple_GET_ITEM(row, 1), *others = PyTuple_GET_ITEM(row, 2);
+        PyObject *at = cls->tp_getattro == PyObject_GenericGetAttr ? _PyType_Lookup(cls, name) : NULL;
+        if (at && Py_IS_TYPE(at, &PyMemberDescr_Type)
+            && (PyDescr_TYPE(at) == cls || PyType_IsSubtype(cls, PyDescr_TYPE(at)))) {
+            PyMemberDef *member = ((PyMemberDescrObject *)at)->d_member;
+            if (member->type == T_OBJECT_EX) part = *(PyObject **)((char *)of + member->offset);
+        }
+        if (part) Py_INCREF(part);
+        else if (!(part = PyObject_GetAttr(of, name))) return NULL;
+        PyObject *found = (PyObject *)Py_TYPE(part);
+        int fits = found == kind && (!PyFloat_CheckExact(part) || isfinite(PyFloat_AS_DOUBLE(part)));
+        Py_ssize_t more = found != kind && PyTuple_CheckExact(others) ? PyTuple_GET_SIZE(others) : 0;
+        while (!fits && more--) fits = PyTuple_GET_ITEM(others, more) == found;
+        Py_DECREF(part);
+        if (!fits) return Py_NewRef(kinds);
+    }
+    return PyTuple_New(0);
 }
 
 /* Raises ImportError if a field of this class is elsewhere than it was for the compiler. */
@@ -250,9 +279,13 @@ def rewritten(source: str, classes: tuple[type, ...]) -> str:
     arguments, which Cython does not take. Lines keep their numbers."""
     lines = source.encode().splitlines(keepends=True)
     begins = [0, *accumulate(len(line) for line in lines)]
+    nodes = list(ast.walk(ast.parse(source)))
+    named = {cls.__name__: cls for cls in classes}
+    found = [(node, _in_c(node, source, named)) for node in nodes if isinstance(node, ast.expr)]
+    found += [(node.iter, _of_misfits(node)) for node in nodes if isinstance(node, ast.For)]
     edits: list[tuple[int, int, str]] = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.expr) and (new := _in_c(node, source, {cls.__name__: cls for cls in classes})):
+    for node, new in found:
+        if new:
             assert node.end_lineno is not None
             assert node.end_col_offset is not None
             start, end = begins[node.lineno - 1] + node.col_offset, begins[node.end_lineno - 1] + node.end_col_offset
@@ -261,6 +294,18 @@ def rewritten(source: str, classes: tuple[type, ...]) -> str:
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new.encode() + text[end:]
     return text.decode()
+
+
+def _of_misfits(loop: ast.For) -> str:
+    """Return what a loop over the kinds of a value goes over when it is compiled; ``""``: it is another loop."""
+    match loop:
+        case ast.For(
+            ast.Tuple([ast.Name("name"), ast.Name("kind"), ast.Name("others")]),
+            ast.Name(kinds),
+            [ast.Assign(value=ast.Call(ast.Name("getattr"), [ast.Name(of), ast.Name("name")], [])), *_],
+        ):
+            return f"kes_misfits({of}, {kinds})"
+    return ""
 
 
 def _in_c(node: ast.expr, source: str, classes: dict[str, type]) -> str:
@@ -297,6 +342,7 @@ def layouts(classes: tuple[type, ...], fields_set: set[str]) -> tuple[str, str]:
     pxd = ["cimport cython", 'cdef extern from "layouts.h":', "    int kes_compare_all(object classes) except -1"]
     pxd.append("    bint kes_has_null(object within) except -1")
     pxd.append("    bytes kes_join7(object a, object b, object c, object d, object e, object f, object g)")
+    pxd.append("    tuple kes_misfits(object of, tuple kinds)")
     pxd.append("    unsigned int kes_little(object of, Py_ssize_t at, Py_ssize_t end) except? 0")
     header, compared = [HEADER], []
     for number, cls in enumerate(classes):

@@ -8,7 +8,15 @@ from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from streams.settings.config import EventSourceConfig
-    from streams.settings.groups import GroupConfig, PoolConfig, QueryConfig, QueueConfig, StateConfig, TimeoutConfig
+    from streams.settings.groups import (
+        GroupConfig,
+        ParkingConfig,
+        PoolConfig,
+        QueryConfig,
+        QueueConfig,
+        StateConfig,
+        TimeoutConfig,
+    )
     from streams.settings.jobs import (
         COMPUTE,
         FAST_NETWORK,
@@ -26,6 +34,7 @@ __all__ = [
     "BatcherConfig",
     "EventSourceConfig",
     "GroupConfig",
+    "ParkingConfig",
     "PoolConfig",
     "QueryConfig",
     "QueueConfig",
@@ -39,7 +48,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "config": "EventSourceConfig",
-            "groups": "GroupConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
+            "groups": "GroupConfig ParkingConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
             "jobs": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
         },
     )

@@ -31,6 +31,7 @@ from streams.settings.groups import (
     GROUPS,
     NAME,
     GroupConfig,
+    ParkingConfig,
     PoolConfig,
     QueryConfig,
     QueueConfig,
@@ -81,7 +82,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
       no bound).
     * Groups of settings: ``group`` (``GroupConfig``: strategy, membership, moves, standbys), ``timeouts``
       (``TimeoutConfig``), ``queues`` (``QueueConfig``: what waits to be handled), ``pool`` (``PoolConfig``:
-      transactions), ``state`` (``StateConfig``: state on disk), ``queries`` (``QueryConfig``: between processes).
+      transactions), ``state`` (``StateConfig``: state on disk), ``queries`` (``QueryConfig``: between processes),
+      ``parking`` (``ParkingConfig``: parked keys).
     * Callbacks, on the event loop: ``on_partition_activated(partition)``, ``on_partition_revoked(partition)``,
       ``metrics_handler(measurement)``.
     """
@@ -113,6 +115,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     pool: PoolConfig = PoolConfig()
     state: StateConfig = StateConfig()
     queries: QueryConfig = QueryConfig()
+    parking: ParkingConfig = ParkingConfig()
     on_partition_activated: Callable[[int], None] | None = None
     on_partition_revoked: Callable[[int], None] | None = None
     metrics_handler: MetricsHandler | None = None
@@ -146,7 +149,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         for name in ("client_settings", "source_client_settings"):
             check_type((Mapping,), name, getattr(self, name), "a dictionary")
         for name in ("decode_policy", "error_policy"):
-            check_type((Retry,), name, getattr(self, name), "a Retry: STOP, SKIP, DEAD_LETTER, or one of your own")
+            check_type((Retry,), name, getattr(self, name), "a Retry: STOP, SKIP, DEAD_LETTER, PARK or your own")
         if not is_number(self.max_time_jump_seconds) or not 0 <= self.max_time_jump_seconds < 1e12:
             raise ConfigError(
                 f"max_time_jump_seconds is {self.max_time_jump_seconds!r}; give seconds, or 0 for no bound"

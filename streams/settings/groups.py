@@ -303,6 +303,37 @@ class QueryConfig(msgspec.Struct, frozen=True, kw_only=True):
             check_type((str,), f"QueryConfig.{name}", getattr(self, name), "text")
 
 
+class ParkingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Parked keys (``PARK``): their pace, and their bounds in each partition.
+
+    * ``first_retry_seconds`` is the time after which the first event of a parked key is tried again. It is doubled with
+      each failure, up to ``max_retry_seconds``.
+    * ``max_keys`` is the number of parked keys, ``max_key_events`` of the events in the queue of one, and ``max_bytes``
+      the bytes of all that is queued.
+    * ``when_full`` says what happens at an event that finds no room: ``wait`` (the partition waits, and goes on when
+      there is room) or ``stop`` (the source stops)."""
+
+    first_retry_seconds: float = 30.0
+    max_retry_seconds: float = 3600.0
+    max_keys: int = 1000
+    max_key_events: int = 1000
+    max_bytes: int = 16 * 1024 * 1024
+    when_full: str = "wait"
+
+    def __post_init__(self) -> None:
+        for name in ("first_retry_seconds", "max_retry_seconds"):
+            check_duration(f"ParkingConfig.{name}", getattr(self, name))
+        if self.max_retry_seconds < self.first_retry_seconds:
+            raise ConfigError(
+                f"ParkingConfig.max_retry_seconds is {self.max_retry_seconds}; it must be first_retry_seconds "
+                f"({self.first_retry_seconds}) or more"
+            )
+        for name in ("max_keys", "max_key_events", "max_bytes"):
+            check_count(f"ParkingConfig.{name}", getattr(self, name), 1)
+        if self.when_full not in ("wait", "stop"):
+            raise ConfigError(f"ParkingConfig.when_full is {self.when_full!r}; use 'wait' or 'stop'")
+
+
 GROUPS = {
     "group": GroupConfig,
     "timeouts": TimeoutConfig,
@@ -310,5 +341,6 @@ GROUPS = {
     "pool": PoolConfig,
     "state": StateConfig,
     "queries": QueryConfig,
+    "parking": ParkingConfig,
 }
 """The groups of settings, by the names that ``EventSourceConfig`` has for them."""

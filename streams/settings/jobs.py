@@ -96,6 +96,8 @@ def _check_retry(settings: SchedulerConfig | BatcherConfig) -> None:
         raise ConfigError(f"{name} is {value!r}; it must be a Retry, or None")
     if value.then is not ErrorResponse.FAIL_CONSUMER:
         raise ConfigError(f"{name} has then={value.then}; the last word is that of the event: its on_error")
+    if value.parks:
+        raise ConfigError(f"{name} has waits='key', which is for events: a job holds its key while it waits")
 
 
 # The four are those of go-kafka-event-source.

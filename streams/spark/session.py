@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 import streams
 from streams.errors import ConfigError
 from streams.sak.java import JavaError, spark_java_home
+from streams.spark.jvm.building import JAR
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -53,11 +54,12 @@ def local_session(
 
     ``memory`` is the heap of the one Java process. ``settings`` are Spark's own, and win over the ones chosen here
     (loopback only, no web interface, UTC, quiet logs). The first session of a process starts Java and takes some
-    seconds. When a session is already active in this process, that one is returned, with the source registered: Spark
-    keeps one per process, and its start-up settings cannot be changed any more.
+    seconds. With ``spark.kes.tasks=java`` tasks that write encode in Java, by ``kes-spark.jar``. When a session is
+    already active in this process, that one is returned, with the source registered: Spark keeps one per process, and
+    its start-up settings cannot be changed any more.
 
     Sets ``JAVA_HOME`` and, unless it is set already, ``PYSPARK_PYTHON`` in this process's environment, because that is
-    where Spark looks for both. Raises ``ConfigError`` when no usable Java is found.
+    where Spark looks for both. Raises ``ConfigError`` when no usable Java is found, or not that jar.
     """
     if (active := SparkSession.getActiveSession()) is not None:
         register(active)
@@ -75,6 +77,8 @@ def local_session(
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
         **(settings or {}),
     }
+    if wanted.get("spark.kes.tasks") == "java":
+        wanted["spark.jars"] = _with_our_jar(wanted.get("spark.jars", ""))
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
     for name, value in wanted.items():
         builder = builder.config(name, value)
@@ -82,6 +86,21 @@ def local_session(
         session = builder.getOrCreate()
         register(session)
     return session
+
+
+def _with_our_jar(jars: str) -> str:
+    """The setting ``spark.jars`` with the tasks' half of the sink in Java. Raises ``ConfigError`` where this
+    installation does not have it."""
+    given = [jar for jar in jars.split(",") if jar]
+    if any(jar.rpartition("/")[2] == JAR.name for jar in given):
+        return jars
+    if not JAR.exists():
+        raise ConfigError(
+            f"spark.kes.tasks=java: this installation has no {JAR.name} (its wheel was built without a JDK and "
+            "PySpark). With a JDK here, `python -m streams.spark.jvm.building` makes it. Without the setting tasks "
+            "encode in Python"
+        )
+    return ",".join([*given, str(JAR)])
 
 
 def register(spark: SparkSession) -> None:

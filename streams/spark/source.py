@@ -53,7 +53,7 @@ class GrtDataSource(DataSource):
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise ConfigError("format('grt') cannot overwrite: a topic is only ever appended to; use mode('append')")
-        plain = _plain(self.options)
+        plain = _of_python(self.options)
         if MICRO_BATCH.lower() in plain:
             return MicroBatchWriter(*micro_batch_options(plain), schema, one_machine=self.one_machine)
         return BatchWriter(write_options(plain), schema, one_machine=self.one_machine)
@@ -64,13 +64,24 @@ class GrtDataSource(DataSource):
     def streamWriter(self, schema: t.StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         if overwrite:
             raise ConfigError("format('grt') cannot replace what is in a topic: use outputMode('append')")
-        return StreamWriter(stream_write_options(_plain(self.options)), schema, one_machine=self.one_machine)
+        return StreamWriter(stream_write_options(_of_python(self.options)), schema, one_machine=self.one_machine)
 
 
 class LocalGrtDataSource(GrtDataSource):
     """The same in a session on one machine, where large writes may be staged in the temporary folder unasked."""
 
     one_machine = True
+
+
+def _of_python(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of a write whose tasks encode in Python. Raises ``ConfigError`` where they must not."""
+    plain = _plain(options)
+    if plain.get("tasks", "").lower() == "java":
+        raise ConfigError(
+            "option tasks=java: this session does not have kes-spark.jar on its class path. Add the path that `kes "
+            "spark jar` shows to the setting spark.jars before the session starts (local_session does it)"
+        )
+    return plain
 
 
 def _plain(options: Mapping[str, str]) -> dict[str, str]:

@@ -40,9 +40,9 @@ class TableIndex(Generic[V]):
     """One index of one table. Entries that could not be placed are kept for ``check``."""
 
     def __init__(
-        self, index: Index[V], name: str, decode: Callable[[bytes], V], shown: Callable[[bytes], object]
+        self, index: Index[V], name: str, decode: Callable[[bytes, bytes], V | None], shown: Callable[[bytes], object]
     ) -> None:
-        """``name``: as errors call it. ``shown`` is a key for their texts."""
+        """``name``: as errors call it. ``decode`` gets key and value. ``shown`` is a key for errors' texts."""
         self._codec = index.codec
         self._of = index.of
         self._is_unique = index.unique
@@ -78,6 +78,8 @@ class TableIndex(Generic[V]):
         refuses it, and what the user's function raises: before anything is changed."""
         rank = self._rank_of(value)
         if rank is not None and self._is_unique:
+            if key not in self._unreadable:  # which is mended by this
+                self.check()
             other = next(self.order.others(rank, key), None)
             if other is not None:
                 raise StoreError(
@@ -116,8 +118,9 @@ class TableIndex(Generic[V]):
         except EncodeError as error:
             raise EncodeError(f"{self._name}: {error}") from error
 
-    def _rank(self, _: bytes, value: bytes) -> bytes | None:
-        return self._rank_of(self._decode(value))
+    def _rank(self, key: bytes, data: bytes) -> bytes | None:
+        value = self._decode(key, data)
+        return None if value is None else self._rank_of(value)
 
     def _rank_of(self, value: V) -> bytes | None:
         found = self._of(value)

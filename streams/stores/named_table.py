@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from itertools import islice
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from streams.codecs import codec_for, int_codec
 from streams.errors import ConfigError, DecodeError, StoreError
@@ -16,7 +16,8 @@ from streams.stores.derived import Derived, DerivingEngine, Ranking, start_of
 from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_versions, put_back, unframe
 from streams.stores.indexes import Index, TableIndex, shown
 from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
-from streams.stores.table import Table
+from streams.stores.table import Table, values_codec
+from streams.stores.table_fields import ABSENT, OnUnreadable
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -37,13 +38,15 @@ class Plan(NamedTuple):
     expires_ms: int | None
     version: int
     upcast: dict[int, Upcast]
+    on_unreadable: OnUnreadable | None
 
 
 class NamedTable(Table[K, V], Generic[K, V]):
     """A ``Table`` under a name of a ``Stores`` class; declared there with ``of``.
 
     ``by`` and ``by_range`` scan an index; entries come with the value that they have when they are reached, and may be
-    written meanwhile, as in other scans.
+    written meanwhile, as in other scans. An index over values some of which cannot be read refuses its reads, and a
+    unique one all puts but those that mend them (``StoreError``).
     """
 
     def __init__(self, home: StructuredBytes, name: str, prefix: bytes, plan: Plan) -> None:
@@ -55,12 +58,13 @@ class NamedTable(Table[K, V], Generic[K, V]):
         self._values = values = FramedCodec[V](plan.values, plan.version, plan.upcast, time_ms)
         where, show = f"of {name!r} ({home.partition})", shown(keys.decode)
         self._indexes: dict[str, TableIndex[V]] = {
-            each: TableIndex(index, f"the index {each!r} {where}", values.decode, show)
+            each: TableIndex(index, f"the index {each!r} {where}", self._of_index, show)
             for each, index in plan.indexes.items()
         }
         derived: list[Derived] = [*self._indexes.values(), *([] if self._expiry is None else [self._expiry.order])]
         engine = home.engine_of(prefix, ordered=plan.ordered)
         super().__init__(home.partition, DerivingEngine(engine, derived) if derived else engine, keys, values)
+        self._on_unreadable = plan.on_unreadable
 
     @staticmethod
     def of(
@@ -74,6 +78,8 @@ class NamedTable(Table[K, V], Generic[K, V]):
         upcast: Mapping[int, Upcast] | None = None,
         key_codec: Codec[Key] | None = None,
         value_codec: Codec[Value] | None = None,
+        checked: bool = False,
+        on_unreadable: Callable[[Key, bytes], Value | None] | None = None,
         name: str | None = None,
         bare: bool = False,
     ) -> Declared[NamedTable[Key, Value]]:
@@ -85,7 +91,19 @@ class NamedTable(Table[K, V], Generic[K, V]):
         table of a source that had it as its only store goes on. The rest as in ``Table.factory``. Raises
         ``ConfigError``.
         """
-        plan = plan_of(key, value, ordered, index, expires, version, upcast, key_codec, value_codec)
+        plan = plan_of(
+            key,
+            value,
+            ordered,
+            index,
+            expires,
+            version,
+            upcast,
+            key_codec,
+            value_codec,
+            checked=checked,
+            on_unreadable=on_unreadable,
+        )
         return Declared(lambda home, found, prefix: NamedTable(home, found, prefix, plan), name, bare=bare)
 
     # -- writes --------------------------------------------------------------------------------------------------------
@@ -126,25 +144,23 @@ class NamedTable(Table[K, V], Generic[K, V]):
     def _index(self, name: str) -> TableIndex[V]:
         self._check_open()
         try:
-            return self._indexes[name]
+            found = self._indexes[name]
         except KeyError:
             known = ", ".join(self._indexes) or "none"
             raise StoreError(f"{self._name!r} has no index {name!r}; it has {known}") from None
+        found.check()
+        return found
 
     def _in_order(self, index: TableIndex[V], sort_keys: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:
         for sort_key, key_bytes in self._scan(sort_keys):
             value = self._get(key_bytes)
             if value is not None and index.order.has_sort_key(key_bytes, sort_key):
                 key = self._decode_key(key_bytes)
-                yield key, self._decoded_value(value, key)
+                found = self._decoded_value(value, key)
+                if found is not ABSENT:
+                    yield key, found
 
     # -- a part of a ``Stores`` ----------------------------------------------------------------------------------------
-
-    def begin(self, journal: list[Any], /) -> None:
-        """Start journalling into this list. Raises ``StoreError`` if an index cannot be built over what was loaded."""
-        for index in self._indexes.values():
-            index.check()
-        super().begin(journal)
 
     @property
     def table(self) -> NamedTable[K, V]:
@@ -175,6 +191,15 @@ class NamedTable(Table[K, V], Generic[K, V]):
 
     def _key_in_store(self, key: Any) -> Any:
         return self._name, key
+
+    def _of_index(self, key: bytes, data: bytes) -> V | None:
+        """Decode a value for an index, or return what stands in its place; ``None``: nothing does."""
+        try:
+            return self._values.decode(data)
+        except DecodeError:
+            if self._on_unreadable is None:
+                raise
+            return cast("V | None", self._on_unreadable(self._decode_key(key), data))
 
     def _expire(self, key: bytes) -> None:
         self._delete(key)
@@ -227,10 +252,13 @@ def plan_of(
     upcast: Mapping[int, Upcast] | None,
     key_codec: Codec[Any] | None,
     value_codec: Codec[Any] | None,
+    *,
+    checked: bool = False,
+    on_unreadable: OnUnreadable | None = None,
 ) -> Plan:
     """Check the settings of a table. Raises ``ConfigError``."""
     keys: Codec[Any] = codec_for(key) if key_codec is None else key_codec
-    values: Codec[Any] = codec_for(value) if value_codec is None else value_codec
+    values = values_codec(value, value_codec, checked=checked, on_unreadable=on_unreadable)
     if ordered and not getattr(keys, "order_preserving", False):
         raise ConfigError(f"an ordered table: {type(keys).__name__} of {key!r} does not keep keys in order")
     for name, each in (index or {}).items():
@@ -246,6 +274,7 @@ def plan_of(
         None if expires is None else milliseconds(expires, "expires"),
         version,
         steps,
+        on_unreadable,
     )
 
 

@@ -9,7 +9,7 @@ from streams.errors import StoreError
 from streams.protocols import Codec
 from streams.stores import table_access
 from streams.stores.engines import OrderedKeyValueEngine, after_prefix
-from streams.stores.table_fields import TableFields
+from streams.stores.table_fields import ABSENT, TableFields
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -118,7 +118,8 @@ class ReadTable(TableFields, Generic[K, V]):
         if value is None:
             return None
         decoded = self._decode_key(key)
-        return decoded, self._decoded_value(value, decoded)
+        found = self._decoded_value(value, decoded)
+        return None if found is ABSENT else (decoded, found)
 
     @property
     def has_order(self) -> bool:
@@ -140,7 +141,9 @@ class ReadTable(TableFields, Generic[K, V]):
     def _decoded(self, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:
         for key_bytes, value_bytes in self._scan(found):
             key = self._decode_key(key_bytes)
-            yield key, self._decoded_value(value_bytes, key)
+            value = self._decoded_value(value_bytes, key)
+            if value is not ABSENT:
+                yield key, value
 
 
 class TableValues(Generic[V]):

@@ -166,7 +166,7 @@ class StructuredBytes(JournalledBytes):
         try:
             for table in self._tables:
                 table.begin(journal)
-        except StoreError:  # of an index that cannot be built: no structure may be left in an event
+        except StoreError:  # no structure may be left in an event
             self.end()
             raise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from streams.codecs import codec_for
+from streams.codecs import checked_codec, codec_for
 from streams.errors import ConfigError
 from streams.protocols import Codec, DiskEngine
 from streams.records import TopicPartition
@@ -16,7 +16,7 @@ from streams.stores.layered_bytes import DiskStoreFactory, LayeredBytes
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
 from streams.stores.read_table import ReadTable
-from streams.stores.table_fields import JournalledFields
+from streams.stores.table_fields import JournalledFields, OnUnreadable, TableFields
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -51,6 +51,8 @@ class Table(ReadTable[K, V], JournalledFields, Generic[K, V]):
         engine: DiskEngine | None = None,
         key_codec: Codec[Key] | None = None,
         value_codec: Codec[Value] | None = None,
+        checked: bool = False,
+        on_unreadable: Callable[[Key, bytes], Value | None] | None = None,
     ) -> Callable[[TopicPartition], Table[Key, Value]]:
         """Return a factory for ``EventSource(store=...)``: it makes an empty table for each partition.
 
@@ -58,19 +60,27 @@ class Table(ReadTable[K, V], JournalledFields, Generic[K, V]):
         must preserve order (``str``, ``bytes``, ``int``, tuples of them; own codecs set ``order_preserving = True``).
         Without codecs ``codec_for`` chooses. Raises ``ConfigError``.
 
+        ``checked=True`` reads back every value that is put, also where nothing is to be seen of a loss (its price:
+        ``docs/reference/events.md``). ``on_unreadable`` is called with the key and the bytes of a stored value that
+        cannot be read, at each read; it returns a value in its place, or ``None``: the read goes on as if the key were
+        not there. Without it such a read raises ``StateUnreadable``.
+
         ``engine`` (``SQLite()``, ``RocksDB()``) keeps the state on disk, for more of it than memory takes; the table is
         ordered then, if the key's codec preserves order. It needs ``StateConfig.folder``.
         """
         keys: Codec[Key] = codec_for(key) if key_codec is None else key_codec
-        values: Codec[Value] = codec_for(value) if value_codec is None else value_codec
+        values = values_codec(value, value_codec, checked=checked, on_unreadable=on_unreadable)
         if ordered and not getattr(keys, "order_preserving", False):
             raise ConfigError(f"Table(ordered=True): {type(keys).__name__} of {key!r} does not keep keys in order")
 
         if engine is not None:
-            return DiskStoreFactory(engine, lambda partition: DiskTable(partition, engine, keys, values))
+            return DiskStoreFactory(
+                engine, lambda partition: _mending(DiskTable(partition, engine, keys, values), on_unreadable)
+            )
 
         def make(partition: TopicPartition) -> Table[Key, Value]:
-            return Table(partition, OrderedEngine() if ordered else HashEngine(), keys, values)
+            engine = OrderedEngine() if ordered else HashEngine()
+            return _mending(Table(partition, engine, keys, values), on_unreadable)
 
         return make
 
@@ -87,6 +97,22 @@ class Table(ReadTable[K, V], JournalledFields, Generic[K, V]):
         if key is None:
             self._refuse_null_key()
         return self._delete(self._encode_key(key)) is not None
+
+
+def values_codec(type_: type[V], given: Codec[V] | None, *, checked: bool, on_unreadable: object) -> Codec[V]:
+    """Return the codec of a table's values. Raises ``ConfigError``."""
+    if on_unreadable is not None and not callable(on_unreadable):
+        raise ConfigError(f"on_unreadable is {on_unreadable!r}; give a function of a key and the bytes of its value")
+    codec: Codec[V] = codec_for(type_) if given is None else given
+    return checked_codec(codec) if checked else codec
+
+
+T = TypeVar("T", bound=TableFields)
+
+
+def _mending(table: T, on_unreadable: OnUnreadable | None) -> T:
+    table._on_unreadable = on_unreadable
+    return table
 
 
 class DiskTable(LayeredBytes, Table[K, V]):

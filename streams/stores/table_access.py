@@ -35,7 +35,7 @@ def get(self: TableFields, key: Any, default: Any = None) -> Any:
     try:
         return decode_value(value)
     except Exception:  # a frame, or a value that cannot be read
-        return self._decoded_value(value, key)
+        return self._decoded_value(value, key, default)
 
 
 def put(self: JournalledFields, key: Any, value: Any) -> None:

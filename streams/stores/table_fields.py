@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import logging
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 from streams.errors import DecodeError, StoreError
 from streams.model.shortcuts import bare_decoder, bare_encoder, encoder_of, shortcut_of
 from streams.protocols import Codec
 from streams.records import TopicPartition
+from streams.sak.harmless import harmless
 from streams.stores.engines import KeyValueEngine, ReadEngine
 from streams.stores.journalled import JournalledBytes, StoredBytes
+
+_log = logging.getLogger(__name__)
+
+ABSENT: Final = object()
+"""The value of an entry that cannot be read, and that ``on_unreadable`` leaves out."""
+
+OnUnreadable = Callable[[Any, bytes], Any]
+"""Called with a key and the bytes of its value, which cannot be read; returns a value in its place, or ``None``: the
+read goes on as if the key were not there."""
 
 
 class TableFields(StoredBytes):
@@ -25,6 +37,8 @@ class TableFields(StoredBytes):
         "_encode_value",
         "_key_codec",
         "_kinds",
+        "_mended",
+        "_on_unreadable",
         "_value_class",
     )
 
@@ -40,6 +54,8 @@ class TableFields(StoredBytes):
         self._bare_encode_key = bare_encoder(key_codec)
         self._bare_decode_value = bare_decoder(value_codec)
         self._bare_encode_value, self._value_class, self._kinds = shortcut_of(value_codec)
+        self._on_unreadable: OnUnreadable | None = None
+        self._mended = 0
 
     @property
     def layout(self) -> str:
@@ -47,11 +63,24 @@ class TableFields(StoredBytes):
         value_codec = getattr(self._decode_value, "__self__", self._decode_value)
         return f"{type(self).__qualname__}({_named(self._key_codec)}, {_named(value_codec)})"
 
-    def _decoded_value(self, data: bytes, key: object) -> Any:
+    def _decoded_value(self, data: bytes, key: object, default: Any = ABSENT) -> Any:
+        """Decode a value, or return what stands in its place; ``default`` if that is nothing."""
         try:
             return self._decode_value(data)
         except DecodeError as error:
-            raise self._unreadable(self._key_in_store(key), error) from error
+            if self._on_unreadable is None:
+                raise self._unreadable(self._key_in_store(key), error) from error
+            found = self._on_unreadable(key, data)
+            self._mended += 1
+            if not self._mended & (self._mended - 1):  # the 1st, 2nd, 4th, 8th ...
+                _log.warning(
+                    "the state of %s: %d values could not be read, on_unreadable has got them; the last: key %s: %s",
+                    self.partition,
+                    self._mended,
+                    harmless(repr(self._key_in_store(key)))[:80],
+                    error,
+                )
+            return default if found is None else found
 
     def _key_in_store(self, key: Any) -> Any:
         """Return a key as ``decode_key`` of the whole store has it."""

@@ -362,5 +362,9 @@ def _declared(
         raise ConfigError(f"late is {late!r}; give 'drop', 'fail' or a function of (ctx, key, item, at_ms)")
     if on_error is not None and not isinstance(on_error, Retry):
         raise ConfigError(f"on_error is {on_error!r}; give STOP, SKIP, DEAD_LETTER or Retry(...)")
+    if on_error is not None and on_error.parks:
+        raise ConfigError(
+            "on_error of a window parks a key, and a window is no event of one: use STOP, SKIP, DEAD_LETTER"
+        )
     plan = _Plan(shape, codec_for(key), codec_for(value), add, merge, on_close, late, on_error)
     return Declared(lambda home, found, prefix: Windows(home, found, prefix, plan), name)

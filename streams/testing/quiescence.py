@@ -58,6 +58,7 @@ def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
             yield f"member {member.number} has {len(engine.pool.unsettled)} transaction(s) that are not settled"
         if engine is not None and not member.is_frozen:
             yield from _lookups_behind(world, member.number, engine)
+            yield from _parked(member.number, engine)
     yield from _visits(world)
     if world.awaited:
         yield f"{world.awaited} member(s) are about to be started again"
@@ -76,6 +77,15 @@ def _visits(world: DrivenWorld) -> Iterator[str]:
             visit, state = name.removeprefix(VISIT_PREFIX), state_of(timer)
             if state is not None and state.run and visit in known:
                 yield f"{log.topic}[{partition}]: run {state.run} of the visit {visit!r} has {state.keys} keys"
+
+
+def _parked(number: int, engine: Engine) -> Iterator[str]:
+    """List the parked keys whose first events a member tries now, or has found and not tried."""
+    for worker in engine.workers.values():
+        for queue in worker.timers.parked.by_name.values():
+            is_due = queue.record.due_ms <= engine.wall_ms()
+            if worker.state.value == "active" and (is_due or queue.is_found_by(engine.writer)):
+                yield f"{worker.topic_partition} on member {number}: the parked key {queue.key!r} is to be tried"
 
 
 def _lookups_behind(world: DrivenWorld, number: int, engine: Engine) -> Iterator[str]:

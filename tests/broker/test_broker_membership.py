@@ -11,7 +11,7 @@ from confluent_kafka import Consumer
 from streams.errors import ConfigError, MembershipFatal
 from streams.kafka.group.broker_group import Roster
 from streams.model.group import Assigned, Lost, Revoked
-from tests.broker.membership_kit import PARTITIONS, STEADY_MS, Desk, Seat, Transactor, settled, until
+from tests.broker.membership_kit import PARTITIONS, SESSION_MS, STEADY_MS, Desk, Seat, Transactor, settled, until
 from tests.unit.waiting import stays
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(240)]
@@ -99,19 +99,20 @@ def test_the_brokers_range(desk: Desk) -> None:
     until(lambda: roster(members[0]).protocol == "range", "another assignor is used")
 
 
-def test_a_running_group_of_kafkas_own_clients_is_taken_over(desk: Desk) -> None:
-    """Kafka converts the group when the first member by the new protocol joins (group.consumer.migration.policy)."""
-    place = {"bootstrap.servers": desk.servers, "group.id": desk.group, "log_level": 0}
+@pytest.mark.parametrize("session_ms", [SESSION_MS])
+def test_a_running_group_of_another_program_is_refused_by_name(desk: Desk) -> None:
+    """Kafka would convert the group (group.consumer.migration.policy)."""
+    place = {"bootstrap.servers": desk.servers, "group.id": desk.group, "client.id": "stranger", "log_level": 0}
     there = Consumer({**place, "partition.assignment.strategy": "range"})
     there.subscribe([desk.topic])
     until(lambda: there.poll(0.05) is None and len(there.assignment()) == PARTITIONS, "it is not assigned")
-    comes = desk.seat("b")
-    until(lambda: there.poll(0.05) is None and any(event.owned for event in comes.assigned()), "it gets nothing")
-    since = len(comes.events)
+    error = desk.seat("a").fatal()
+    assert isinstance(error, MembershipFatal)
+    assert "(stranger at /127.0.0.1)" in str(error)
     there.close()
-    comes.owning(PARTITIONS, since)
+    comes = desk.seat("b")
+    comes.owning(PARTITIONS)
     until(lambda: transactor(desk).commit(comes.metadata) == "ok", "its metadata are refused")
-    assert roster(comes).kind == "consumer"
 
 
 def test_members_that_do_not_understand_each_other(desk: Desk) -> None:

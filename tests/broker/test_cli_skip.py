@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streams import EventSource
+from streams import PARK, EventSource
 from streams.cli import main
 from streams.errors import EventFailure, OffsetError
 from streams.kafka.questions.group_checks import GroupChecks
@@ -243,3 +243,45 @@ async def test_an_end_before_the_commit_leaves_everything_as_it_was(
         code, _, err = await shop.skip("0@1", "--dead-letter")
         assert code == 0, err
         assert [facts(letter)["offset"] for letter, _ in await lab.dead_letters()] == ["1"]
+
+
+async def test_parked_keys_are_listed_shown_and_let_go(lab: Lab, kes: Kes) -> None:
+    await lab.create()
+    source = lab.telling(instance_id="shop", decode_policy=PARK)
+    await lab.add("a")
+    await lab.send(POISON, b"bad")
+    await lab.send(POISON, None)
+    await lab.send(POISON, b"bad")
+
+    async def parked(*words: str) -> tuple[int, Any, str]:
+        command, *rest = words
+        return await asyncio.to_thread(kes, source, "parked", command, *rest, behind=2)
+
+    async with Running(source) as running:
+        await running.until_handled(4, 0)
+        code, answer, err = await parked("list")  # beside the member
+        assert (code, [(row["key"], row["events"]) for row in answer["parked"]]) == (1, [("bad", 2), (None, 1)]), err
+        code, _, err = await parked("drop", "bad", "--yes")
+        assert code == 1
+        assert "member" in err
+    code, answer, err = await parked("show", "bad")
+    assert (code, [event["value"] for event in answer["events_shown"]]) == (0, [{"name": 5}] * 2), err
+    assert "Expected `str`, got `int`" in answer["events_shown"][0]["problem"]
+    assert (await parked("drop", "other", "--yes"))[0] == 1
+    code, answer, err = await parked("skip-head", "bad", "--dead-letter", "--yes")
+    assert (code, answer and answer["action"]) == (0, "skip-head"), err
+    [(letter, facts)] = await lab.dead_letters()
+    assert (letter.value, letter.key, facts["offset"]) == (POISON, b"bad", "1")
+    assert "let go by an operator" in facts["message"]
+    code, answer, _ = await parked("list")
+    (first, second) = answer["parked"]
+    assert (first["events"], second["key"]) == (1, None)
+    assert (await parked("retry", "--all", "--yes"))[0] == 0
+    assert (await parked("drop", "--queue", second["queue"], "--yes"))[0] == 0
+    assert (await parked("drop", b"bad".hex(), "--hex", "--yes"))[0] == 0
+    assert (await parked("list"))[:2] == (0, {"parked": []})
+    await lab.add("b")
+    async with Running(source) as running:
+        await running.until_handled(5, 0)
+    assert sorted(await lab.totals()) == [("a", 1), ("b", 1)]
+    await lab.check_settled(lab.topic, lab.output, lab.changelog, lab.dead_letter_topic)

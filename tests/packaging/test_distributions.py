@@ -110,6 +110,7 @@ def test_the_distributions_hold_what_they_should(built: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"streams/py.typed", "streams/broker/jars.json"} <= {*names}
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"streams", "pyspark_grt"}
+    assert ("streams/spark/jvm/kes-spark.jar" in names) == (shutil.which("javac") is not None)
     assert wheel.name.endswith("py3-none-any.whl")
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
     with tarfile.open(archive) as opened:

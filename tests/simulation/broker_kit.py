@@ -57,6 +57,7 @@ class SharedGroup:
         self.configs: dict[str, str] | int = {"consumer.session.timeout.ms": str(int(SESSION * 1000))}
         self.classic: str | None = None
         self.foreign: list[tuple[str, str]] = []  # client id and member id of members that nothing else is known of
+        self.classics: list[str] = []  # client ids of members by the classic protocol that came behind the others
         self.topic_id = asker.broker.topic_id("topic")
         self.beats: list[Any] = []
         self.codes: list[int] = []
@@ -175,7 +176,10 @@ class SharedGroup:
     def _describe(self, node: int, request: Request, strike: Strike | None) -> bytes:
         of = request.answer_class.DescribedGroup
         seen = [(seen.client, name) for name, seen in self.members.items()] + self.foreign
-        members = [of.Member(member_id=name, client_id=client, member_epoch=1) for client, name in seen]
+        members = [of.Member(member_id=name, client_id=client, member_epoch=1, member_type=1) for client, name in seen]
+        members += [
+            of.Member(member_id=name, client_id=name, client_host="/h", member_type=0) for name in self.classics
+        ]
         code = 0 if self.exists or self.foreign else Code.GROUP_ID_NOT_FOUND
         group = of(group_id=GROUP, error_code=code, assignor_name="uniform", members=members)
         return request.encoded(groups=[group])
@@ -184,7 +188,7 @@ class SharedGroup:
         of = request.answer_class.DescribedGroup
         if self.classic is None:
             return request.encoded(groups=[of(group_id=GROUP, group_state="Dead")])
-        member = of.DescribedGroupMember(member_id="classic", client_id="another")
+        member = of.DescribedGroupMember(member_id="classic", client_id="another", client_host="/10.0.0.7")
         return request.encoded(
             groups=[of(group_id=GROUP, group_state="Stable", protocol_data=self.classic, members=[member])]
         )

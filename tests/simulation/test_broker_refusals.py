@@ -22,12 +22,31 @@ async def a_group_of_members_of_ours_is_not_taken_over(asker: Asker, group: Shar
     assert "ConsumerGroupHeartbeat" not in member.machine.sent
 
 
-async def a_group_that_rebalances_is_waited_for_and_kafkas_own_is_taken_over(asker: Asker, group: SharedGroup) -> None:
+async def a_group_that_rebalances_is_waited_for(asker: Asker, group: SharedGroup) -> None:
     group.classic = ""
     member = BrokerMember(asker, "a")
-    await elapse(5.0)
+    await elapse(SESSION + 5.0)
     assert member.events == []
+    group.classic = None
+    await shared(member)
+
+
+async def a_group_of_another_program_is_refused_by_name(asker: Asker, group: SharedGroup) -> None:
+    """The broker would convert it, and share the partitions out between both."""
+    began, group.classic = asker.loop.time(), "range"
+    member = BrokerMember(asker, "a")
+    await until(member.is_fatal)
+    assert asker.loop.time() - began > SESSION, "a session may be all that is left of it"
+    assert "another at /10.0.0.7" in str(fatal(member))
+    assert "ConsumerGroupHeartbeat" not in member.machine.sent
+
+
+async def what_a_stopped_program_left_is_waited_out(asker: Asker, group: SharedGroup) -> None:
     group.classic = "range"
+    member = BrokerMember(asker, "a")
+    await elapse(SESSION - 1.0)
+    assert member.events == []
+    group.classic = None
     await shared(member)
 
 
@@ -51,6 +70,25 @@ async def a_transaction_that_outlives_the_brokers_session_is_refused(asker: Aske
 
 @pytest.mark.parametrize("scene", scenes_of(globals()), ids=lambda scene: scene.__name__)
 def test_scene(scene: Scene) -> None:
+    play(scene)
+
+
+def test_another_program_that_comes_later_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The broker lets it in, whatever the members say. No further member of ours joins beside it."""
+
+    async def scene(asker: Asker, group: SharedGroup) -> None:
+        first, second = BrokerMember(asker, "a"), BrokerMember(asker, "b")
+        await shared(first, second)
+        group.classics = ["rdkafka"]
+        third = BrokerMember(asker, "c")
+        await until(third.is_fatal)
+        assert "rdkafka at /h" in str(fatal(third))
+        await elapse(60.0)
+        said = [record.getMessage() for record in caplog.records if record.name.endswith("broker_membership")]
+        assert len([text for text in said if "rdkafka at /h" in text]) == 2, "each says it once"
+        assert not first.is_fatal()
+        assert not second.is_fatal()
+
     play(scene)
 
 

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import streams.spark as kes_spark
+from streams.spark.jvm.building import JAR, build
 from streams.testing.fixtures import BrokerAddress
 from tests.spark.log_kit import Log
 from tests.spark.proof_kit import Trial
@@ -21,8 +22,17 @@ Read = Callable[..., DataFrame]
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = kes_spark.local_session("tests", cores=2, settings={"spark.master": "local[2,2]"})
+def kes_jar(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The tasks' half of the sink in Java, built from the sources; ``None`` where there is no JDK."""
+    path = tmp_path_factory.mktemp("jar") / JAR.name
+    return None if build(path) else path
+
+
+@pytest.fixture(scope="session")
+def spark(kes_jar: Path | None) -> Iterator[SparkSession]:
+    """With that jar where it can be built. Its tasks encode in Python all the same, unless a test says otherwise."""
+    settings = {"spark.master": "local[2,2]", "spark.kes.tasks": "python", "spark.jars": str(kes_jar or "")}
+    session = kes_spark.local_session("tests", cores=2, settings=settings)
     yield session
     session.stop()
 

@@ -30,6 +30,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from streams.kafka.writing import forwarding
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
+from streams.spark.writing.sink import TaskPart
 
 POINTS: Final = (
     "stage.half", "stage.after", "init.before", "init.after", "marker.after", "patch.after", "begin.after",
@@ -204,6 +205,11 @@ class _PointsAroundWriter:
         _put_points_into_clients()
         self._real.commit(messages, *batch)
         _At.hit("returned")
+
+    @property
+    def task_part(self) -> TaskPart:
+        part: TaskPart = self._real.task_part
+        return part
 
     def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
         self._real.abort(messages, *batch)

@@ -47,16 +47,18 @@ _CONNECTED = """
 import sys
 from pyspark.sql import SparkSession
 import streams.spark as kes_spark
-servers, source, target, folder = sys.argv[1:]
+servers, source, target, folder, *tasks = sys.argv[1:]
+options = {"tasks": tasks[0]} if tasks else {}
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
 rows = spark.read.format("grt").option("kafka.bootstrap.servers", servers).option("subscribe", source).load()
-result = kes_spark.write(rows.select("key", "value"), topic=target, write_id="connected", servers=servers)
+rows = rows.select("key", "value")
+result = kes_spark.write(rows, topic=target, write_id="connected", servers=servers, options=options)
 print(result.written, result.rows)
 stream = spark.readStream.format("grt").option("kafka.bootstrap.servers", servers).option("subscribe", source)
 query = (
     stream.option("startingOffsets", "earliest").load().select("key", "value").writeStream.format("grt")
-    .option("kafka.bootstrap.servers", servers).option("topic", target).option("sink", "connected")
+    .option("kafka.bootstrap.servers", servers).option("topic", target).option("sink", "connected").options(**options)
     .option("checkpointLocation", folder).trigger(availableNow=True).start()
 )
 query.awaitTermination()
@@ -82,7 +84,7 @@ def counts():
     return spark.read.table("raw").groupBy("key").count()
 
 
-dp.create_sink("copy", "grt", {{**BROKER, "topic": "{target}", "sink": "copy"}})
+dp.create_sink("copy", "grt", {{**BROKER, "topic": "{target}", "sink": "copy", "tasks": "{tasks}"}})
 
 
 @dp.append_flow(target="copy")
@@ -112,6 +114,18 @@ def run_program(words: list[str], folder: Path, **more: str) -> str:
     ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended.stdout
+
+
+@pytest.fixture(params=["python", "java"])
+def tasks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kes_jar: Path | None, tmp_path: Path) -> str:
+    """What encodes rows: in Java, Spark's own settings have the jar."""
+    if request.param == "java":
+        if kes_jar is None:
+            pytest.skip("there is no JDK")
+        (tmp_path / "conf").mkdir()
+        (tmp_path / "conf" / "spark-defaults.conf").write_text(f"spark.jars {kes_jar}\n")
+        monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "conf"))
+    return str(request.param)
 
 
 def values(log: Log, topic: str) -> list[str]:
@@ -152,10 +166,10 @@ def test_the_package_is_imported_without_java_but_not_with_an_older_pyspark(tmp_
 @needs_connect
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_spark_connect(servers: str, log: Log, make_topic: MakeTopic, tmp_path: Path) -> None:
+def test_spark_connect(servers: str, log: Log, make_topic: MakeTopic, tmp_path: Path, tasks: str) -> None:
     source, target = make_topic(), make_topic("target")
     log.send(source, range(100))
-    words = [sys.executable, "-c", _CONNECTED, servers, source, target, str(tmp_path / "checkpoint")]
+    words = [sys.executable, "-c", _CONNECTED, servers, source, target, str(tmp_path / "checkpoint"), tasks]
     assert run_program(words, tmp_path) == "True 100\n"
     assert values(log, target) == sorted(2 * [str(number) for number in range(100)])
 
@@ -163,12 +177,12 @@ def test_spark_connect(servers: str, log: Log, make_topic: MakeTopic, tmp_path: 
 @needs_connect
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_declarative_pipeline(servers: str, log: Log, make_topic: MakeTopic, tmp_path: Path) -> None:
+def test_a_declarative_pipeline(servers: str, log: Log, make_topic: MakeTopic, tmp_path: Path, tasks: str) -> None:
     source, target = make_topic(), make_topic("target")
     log.send(source, range(100))
     (tmp_path / "transformations").mkdir()
     (tmp_path / "transformations" / "flights.py").write_text(
-        _PIPELINE.format(servers=servers, source=source, target=target)
+        _PIPELINE.format(servers=servers, source=source, target=target, tasks=tasks)
     )
     (tmp_path / "spark-pipeline.yml").write_text(
         f"name: flights\nstorage: file://{tmp_path}/storage\nlibraries:\n  - glob:\n      include: transformations/**\n"

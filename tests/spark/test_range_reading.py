@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from confluent_kafka import Producer
 
 from streams.errors import BrokerUnavailable, ConfigError, OffsetError
 from streams.spark.kafka import topic_admin
-from streams.spark.reading import consumers, reader
+from streams.spark.reading import kept, reader
 from streams.spark.reading.planning import Bounds
 from streams.spark.reading.read_options import ReadOptions, read_options
 from streams.spark.reading.reader import Range, batches
@@ -47,7 +46,7 @@ def offsets(span: Range, given: ReadOptions) -> list[int]:
 @pytest.fixture(autouse=True)
 def none_kept() -> Iterator[None]:
     yield
-    consumers.close_kept()
+    kept.close_kept()
 
 
 def read(topic: str, start: int, end: int, given: ReadOptions) -> list[int]:
@@ -64,8 +63,8 @@ def test_a_range_is_read_from_its_start_up_to_its_end(log: Log, make_topic: Make
     some = options(log, topic, types="B")
     assert read(topic, 10, 20, some) == [11, 13, 15, 17, 19]
     assert read(topic, 10, 20, options(log, topic, types="C")) == []
-    for _ in batches(planned(topic, 0, 12000, given), given):
-        assert gc.isenabled(), "the collector is on again between batches"
+    sizes = [batch.num_rows for batch in batches(planned(topic, 0, 12000, given), given)]
+    assert max(sizes) <= reader._CHUNK
 
 
 def test_ranges_may_begin_and_end_in_gaps(log: Log, topic_prefix: str) -> None:
@@ -151,20 +150,19 @@ def test_a_topic_made_again_is_not_read_as_the_one_that_was_planned(log: Log, ma
     assert offsets(new, strict) == list(range(50))
 
 
-def test_a_topic_made_again_while_it_is_read(log: Log, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is out already cannot be taken back: the task fails, whatever failOnDataLoss says."""
-    monkeypatch.setattr(reader, "_CHUNK", 10)
+def test_a_topic_made_again_while_it_is_read(log: Log, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture) -> None:
+    """What was read is of the topic that was planned: brokers compare its id with each fetch."""
     topic = make_topic()
     fill(log, topic, 30)
     both = [options(log, topic, failOnDataLoss=loss) for loss in ("true", "false")]
-    readers = [batches(planned(topic, 0, 30, given), given) for given in both]
-    for start in (0, 10):
-        assert [next(each).column("offset").to_pylist() for each in readers] == [list(range(start, start + 10))] * 2
+    readers = [batches(planned(topic, 0, 60, given), given) for given in both]
+    assert [next(each).column("offset").to_pylist() for each in readers] == [list(range(30))] * 2
     log.make_again(topic)
-    fill(log, topic, 30)
-    for each in readers:
-        with pytest.raises(OffsetError, match=r"deleted and recreated .* may be of either topic and must not count"):
-            list(each)
+    fill(log, topic, 60)
+    with pytest.raises(OffsetError, match=r"deleted and recreated .* before offsets 30 to 59 of .* were read"):
+        list(readers[0])
+    assert list(readers[1]) == []
+    assert "before offsets 30 to 59" in caplog.text
 
 
 def test_many_different_headers_arrive_as_they_are(log: Log, make_topic: MakeTopic) -> None:
@@ -194,7 +192,7 @@ def test_a_broker_that_is_away_and_a_wrong_setting_are_told_as_that(
 ) -> None:
     given = read_options({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t", **more})
     with pytest.raises(told, match=problem):
-        offsets(Range("t", 0, 0, 5, "id"), given)
+        offsets(Range("t", 0, 0, 5, "AAAAAAAAAAAAAAAAAAAABw"), given)
 
 
 def answers_to_reads(topic: str, given: ReadOptions, proxy: KafkaProxy, ranges: list[tuple[int, int]]) -> list[int]:
@@ -225,54 +223,58 @@ def test_a_range_fetches_little_more_than_its_records(log: Log, make_topic: Make
         of_rows = len(ranges) * size * 86
         print(f"fetched {sum(fetched) / of_rows:.2f} of the bytes of the rows")
         assert sum(fetched) <= (1.2 if every == 1 else 1.3) * of_rows, fetched
-        assert len(consumers._kept) == 1
-        consumers.close_kept()
+        assert len(kept._loops) == 1
+        kept.close_kept()
 
 
-def test_a_kept_consumer_goes_on_where_it_stands_or_elsewhere(log: Log, make_topic: MakeTopic) -> None:
+def test_a_range_goes_on_where_the_one_before_has_ended_or_elsewhere(log: Log, make_topic: MakeTopic) -> None:
     """Forwards, backwards, over the end of the log and what comes after it, with records that were fetched ahead."""
     topic = make_topic()
     fill(log, topic, 3000)
     given = options(log, topic)
     for start, end in ((0, 10), (10, 20), (15, 30), (2000, 3000), (0, 1), (1, 3000)):
         assert read(topic, start, end, given) == list(range(start, end))
-    (kept,) = consumers._kept.values()
+    (loop,) = kept._loops.values()
     fill(log, topic, 100)
     assert read(topic, 3000, 3050, given) == list(range(3000, 3050))
     assert read(topic, 3050, 3100, given) == list(range(3050, 3100))
-    assert list(consumers._kept.values()) == [kept]
+    assert [one.loop for one in kept._loops.values()] == [loop.loop]
+    assert read(topic, 0, 10, given) == list(range(10))
     log.make_again(topic)
-    fill(log, topic, 3200)
-    assert read(topic, 3100, 3150, given) == list(range(3100, 3150))
-    assert len(consumers._kept) == 2  # that of the topic before is of no use, and goes when it was idle for long
+    log.send(topic, ["new"] * 3200)
+    span = planned(topic, 10, 20, given)
+    assert [value for batch in batches(span, given) for value in batch.column("value").to_pylist()] == [b"new"] * 10
 
 
-def test_consumers_that_are_kept_are_few_go_when_idle_and_are_not_those_of_the_parent(
-    log: Log, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_what_is_kept_is_little_goes_when_idle_and_is_not_that_of_the_parent(
+    log: Log, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    consumers._warn_of_many.cache_clear()
     topics = [make_topic(str(number)) for number in range(4)]
-    monkeypatch.setattr(consumers, "MOST_KEPT", 3)
     for topic in topics:
-        fill(log, topic, 10)
+        fill(log, topic, 100)
         assert read(topic, 0, 10, options(log, topic)) == list(range(10))
-    assert [key[3] for key in consumers._kept] == topics[1:]  # type: ignore[index]
-    assert caplog.text.count("this Python worker reads more than 3 partitions within a minute") == 1
-    kept = list(consumers._kept.values())
-    consumers._forked()
-    assert (consumers._of_the_parent, consumers._kept) == (kept, {})
-    consumers._of_the_parent.clear()
-    monkeypatch.setattr(consumers, "IDLE_SECONDS", 0.0)
+    assert [key[2] for key in kept._rests] == topics  # type: ignore[index]
+    most = sum(rest.batches.size for rest in kept._rests.values())
+    monkeypatch.setattr(kept, "MOST_BYTES", most - 1)
+    assert read(topics[1], 0, 10, options(log, topics[1])) == list(range(10))
+    assert [key[2] for key in kept._rests] == [*topics[2:], topics[1]]  # type: ignore[index]
+    (parent,) = loops = list(kept._loops.values())
+    kept._forked()
+    assert (kept._of_the_parent, kept._loops) == (loops, {})
+    kept._of_the_parent.clear()
+    parent.loop.close()
+    monkeypatch.setattr(kept, "IDLE_SECONDS", 0.0)
     assert read(topics[0], 0, 5, options(log, topics[0])) == list(range(5))
     assert read(topics[1], 0, 5, options(log, topics[1])) == list(range(5))
-    assert len(consumers._kept) == 1
+    assert (len(kept._loops), len(kept._rests)) == (1, 1)
 
 
-def test_a_range_that_was_not_read_up_to_its_end_leaves_no_consumer(log: Log, make_topic: MakeTopic) -> None:
+def test_a_range_that_was_not_read_up_to_its_end_leaves_its_connections(log: Log, make_topic: MakeTopic) -> None:
     topic = make_topic()
     fill(log, topic, 12_000)
     given = options(log, topic)
     reading = batches(planned(topic, 0, 12_000, given), given)
     next(reading)
     reading.close()  # type: ignore[attr-defined]
-    assert consumers._kept == {}
+    assert (len(kept._loops), kept._rests) == (1, {})
+    assert read(topic, 0, 12_000, given) == list(range(12_000))

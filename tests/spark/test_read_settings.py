@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -17,28 +16,24 @@ import streams.spark as kes_spark
 from streams.errors import (
     BrokerUnavailable,
     ConfigError,
-    OffsetError,
     RecordRefused,
     StreamsError,
     TopicError,
     TransactionFailed,
 )
 from streams.events import event_type
-from streams.kafka.reading.consumer import reading_failed
 from streams.kafka.translate import (
     DENIED,
     FENCED,
     NO_SUCH_TOPIC,
     NOT_AUTHORIZED,
-    READING_ENDS,
     REFUSED,
 )
 from streams.records import TopicPartition
 from streams.spark.kafka import client, translated
-from streams.spark.reading import reader, topic_logs
+from streams.spark.reading import topic_logs
 from streams.spark.reading.planning import Bounds, TopicLog
 from streams.spark.reading.read_options import ReadOptions, read_options
-from streams.spark.reading.reader import Range
 from streams.spark.reading.topic_logs import LogView
 from streams.spark.typed.events import _types_option
 from streams.spark.writing import sink_transaction as transaction
@@ -55,32 +50,6 @@ TARGET = transaction.WriteTarget(identity="l", marker_topic="t", kafka=KAFKA)
 
 def options(**more: str) -> ReadOptions:
     return read_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t", **more})
-
-
-class Told(Exception):
-    """Ends a call that has said enough."""
-
-
-class Client:
-    """A client of any kind, which the broker does not contradict. Its commit tells what it was asked for."""
-
-    def __init__(self, kind: Any, kafka: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
-        self.settings = {**kafka, **(settings or {})}
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *given, **named: None
-
-    def committed(self, places: list[Any], timeout: float) -> list[Any]:
-        return [SimpleNamespace(offset=-1001, error=None)]
-
-    def position(self, places: list[Any]) -> list[Any]:
-        return [SimpleNamespace(offset=50)]
-
-    def get_watermark_offsets(self, *given: Any, **named: Any) -> tuple[int, int]:
-        return 60, 100
-
-    def commit_transaction(self, *seconds: float) -> None:
-        raise Told(self.settings, seconds)
 
 
 @pytest.mark.parametrize(
@@ -109,31 +78,6 @@ def test_what_is_late_is_not_always_the_brokers_fault(told: StreamsError) -> Non
     assert "in time" in str(told)
     assert LATE in str(told)
     assert "the line too slow for" in str(told)
-
-
-@pytest.mark.parametrize(
-    "code", [KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION]
-)
-def test_offsets_that_the_log_does_not_hold(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    monkeypatch.setattr(reader, "client", Client)
-    monkeypatch.setattr(reader._RangeReader, "_id_now", lambda reading, seconds: "id")
-    reading = reader._RangeReader(Range("t", 0, 5, 80, "id"), options())
-    with pytest.raises(OffsetError, match=r"records from offset 50 are gone .* the log has 60 to 100 now"):
-        reading._take_error(KafkaError(code))
-
-
-def test_settings_of_the_user_are_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of these has a value of its own here; what the protocol needs is refused as an option."""
-    given = {"fetch.queue.backoff.ms": "7", "queued.max.messages.kbytes": "100", "reconnect.backoff.max.ms": "9"}
-    mine = options(**{f"kafka.{name}": value for name, value in given.items()})
-
-    def made(kind: Any, kafka: dict[str, Any], settings: dict[str, Any] | None = None) -> Any:
-        raise Told({**kafka, **(settings or {})})
-
-    monkeypatch.setattr(reader, "client", made)
-    with pytest.raises(Told) as told:
-        reader._RangeReader(Range("t", 0, 0, 5, "id"), mine)
-    assert told.value.args[0].items() >= given.items()
 
 
 @pytest.mark.parametrize("name", ["error_cb", "default.topic.config"])
@@ -216,29 +160,6 @@ def test_refused_credentials_and_missing_rights_and_topics_are_told_as_that() ->
         if isinstance(found, ConfigError) != (code in DENIED or code in NOT_AUTHORIZED):
             differ.append(name)
         if isinstance(found, TopicError) != (code in NO_SUCH_TOPIC):
-            differ.append(name)
-    assert differ == []
-
-
-def test_a_read_ends_where_the_engines_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And at what a bounded read does not wait for: refused credentials, and records that no attempt can read."""
-    monkeypatch.setattr(reader, "client", Client)
-    monkeypatch.setattr(reader._RangeReader, "is_planned_topic", lambda reading: False)
-    differ = []
-    for name, code, error in each_code():
-        if code in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._PARTITION_EOF):  # no group is joined
-            continue
-        engine = reading_failed(error.args[0], "t", 0, 5, "b:1")
-        reading = reader._RangeReader(Range("t", 0, 5, 80, "id"), options())
-        try:
-            reading._take_error(error.args[0])
-        except OffsetError:
-            agrees = isinstance(engine, OffsetError)
-        except StreamsError:
-            agrees = code in READING_ENDS
-        else:
-            agrees = reading.ended == (engine is not None)
-        if not agrees:
             differ.append(name)
     assert differ == []
 

@@ -25,6 +25,7 @@ from streams.spark.typed.event_format import EventBatches, EventsDataSource, _Ev
 from streams.spark.typed.python_codec import EventReference
 from streams.spark.typed.shapes import Scalar, shape_of
 from tests.spark.typed_kit import read_batch
+from tests.unit.test_round_trips import TYPES
 
 pytestmark = pytest.mark.spark
 
@@ -222,3 +223,11 @@ def test_a_name_with_a_comma_is_one_name() -> None:
     reader = source.reader(source.schema())
     assert isinstance(reader, _EventsReader)
     assert reader._options.types == {"Paid, at last"}
+
+
+def test_what_an_event_source_refuses_has_no_columns() -> None:
+    """By the same table, and in the same words."""
+    for type_, lost in TYPES:
+        if lost and lost != "OneSided.n":  # a dataclass of pydantic, which has no columns at all
+            with pytest.raises(ConfigError, match=f"^{lost}: .*so it would not come back as it was written"):
+                shape_of(type_)

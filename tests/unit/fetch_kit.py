@@ -333,7 +333,7 @@ class LogBrokers:
 
     async def _metadata(self, number: int, request: Any, version: int) -> Message:
         of = MetadataResponse.MetadataResponseTopic
-        has_ids = self.fetch_versions[1] > 12
+        has_ids = self.fetch_versions[1] > 11  # metadata have them before Fetch does
         partitions = [
             of.MetadataResponsePartition(
                 partition_index=one, leader_id=self.leaders[one], leader_epoch=self.epochs[one], error_code=0

@@ -77,8 +77,8 @@ def test_of_two_runs_at_a_time_the_second_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(state_writing, "position_of", lambda *_: Position(7, 7, log[-1]))
     config = EventSourceConfig(topic="in", group_id="g", num_partitions=1)
 
-    def run() -> state_writing._Partition:
-        return state_writing._Partition(config, checks, slot, 0, 7)
+    def run() -> state_writing.StoppedPartition:
+        return state_writing.StoppedPartition(config, checks, slot, 0, 7)
 
     run().write(Position(7, 7, log[-1]), {b"a": b"1"})
     seen = Position(7, 7, log[-1])

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from streams.cli import verify
-from streams.cli.source_name import checked_name
+from streams.cli.source_name import check_defined, checked_name
 from streams.errors import ConfigError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
 from streams.kafka.reading.reader import PartitionReader
@@ -235,3 +235,50 @@ def test_a_module_in_folders_without_init_is_found(tmp_path: Path, monkeypatch: 
     checked_name("outer.inner.shop:source")
     with pytest.raises(typer.BadParameter, match=r"did you mean outer\.inner\.shop:source"):
         checked_name("outer.inner.shop.source")
+
+
+NAMES = """
+import json as plain
+from os import path
+if plain:
+    here: object = 1
+for each in ():
+    pass
+def make(): inner = 1
+class Made: field = 1
+def later():
+    global made
+    made = 1
+"""
+
+
+def test_a_name_that_a_module_does_not_have_is_refused_without_running_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only where the text leaves no doubt."""
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "names.py": NAMES + "raise SystemExit('it was run')",
+        "star.py": "from names import *",
+        "lazy.py": "def __getattr__(name): ...",
+        "puts.py": "globals()['source'] = 1",
+        "broken.py": "def (",
+        "house/__init__.py": "known = 1",
+        "house/room.py": "",
+    }
+    (tmp_path / "house").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for name in ("plain", "path", "here", "each", "make", "Made", "Made.wrong", "made"):
+        check_defined(f"names:{name}")
+    for text in ("star", "lazy:wrong", "puts", "broken", "house:room.source", "house:known", "house.wrong:source"):
+        check_defined(text)  # a worker finds out
+    for text, said in [
+        ("names", "'names' has no 'source'"),
+        ("names:inner", "'names' has no 'inner'"),
+        ("names:mak", "'names' has no 'mak': name the event source as module:name; did you mean 'make'[?]"),
+        ("house:knwn.source", "'house' has no 'knwn.source': .*did you mean 'known'"),
+        ("nowhere.shop:source", "cannot import 'nowhere.shop' .* No module named 'nowhere'"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            check_defined(text)

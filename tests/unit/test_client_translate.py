@@ -11,6 +11,7 @@ from streams.kafka.translate import (
     BAD_OFFSET,
     FENCED,
     NO_SUCH_TOPIC,
+    NOT_AUTHORIZED,
     REFUSED,
     UNDECIDED,
     broker_unavailable,
@@ -30,6 +31,16 @@ def test_the_tables_do_not_contradict_each_other() -> None:
     assert not REFUSED & NO_SUCH_TOPIC
     assert {meaning for code, meaning in PRODUCE.items() if code in NO_SUCH_TOPIC} == {Meaning.AGAIN_LEADER}
     assert set(GROUP.values()) == {Meaning.STALE, Meaning.LOST}
+
+
+def test_the_tables_that_follow_from_others() -> None:
+    assert {E._FENCED, E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH} == FENCED
+    assert {
+        *(E.MSG_SIZE_TOO_LARGE, E.RECORD_LIST_TOO_LARGE, E.INVALID_MSG_SIZE, E.INVALID_RECORD, E.TOPIC_EXCEPTION),
+        *(E.TOPIC_AUTHORIZATION_FAILED, E.POLICY_VIOLATION, E.INVALID_TIMESTAMP),
+    } == REFUSED
+    assert {E.UNKNOWN_TOPIC_OR_PART, E.UNKNOWN_TOPIC_ID, E._UNKNOWN_TOPIC, E._UNKNOWN_PARTITION} == NO_SUCH_TOPIC
+    assert len(NOT_AUTHORIZED) == 4
 
 
 def test_lists_of_codes_are_here_only() -> None:

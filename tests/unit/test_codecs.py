@@ -217,7 +217,7 @@ def test_a_shortcut_makes_the_same_bytes_and_is_not_taken_past_what_a_subclass_a
     codec, value = JsonCodec(Reading), Reading()
     shortcut = shortcut_of(codec)
     assert (shortcut.of, shortcut.encode(value)) == (Reading, codec.encode(value))
-    assert shortcut.kinds == (("value", float, ()),)
+    assert shortcut.kinds == (("value", float, ()), ("note", str, (type(None),)))
     louder = shortcut_of(Louder(Reading))
     assert (louder.of, louder.kinds) == (None, ())
     with pytest.raises(EncodeError, match=r"^Louder does not come back .*: value comes back as another float"):

@@ -13,7 +13,7 @@ import pytest
 from streams import EventContext, Retry
 from streams.core.partition import PartitionState
 from streams.runtime.ownership.partitions import Partitions
-from streams.runtime.partition.delivery import DeliveredRecords
+from streams.runtime.partition.delivery import BACK_TO_BACK_SECONDS, DeliveredRecords
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, SLICE
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.ports import Polled
@@ -131,7 +131,7 @@ async def test_one_delivery_takes_no_longer_than_a_slice() -> None:
         further_inputs=(), config=config, workers=dict.fromkeys(range(40), worker), now=lambda: clock[0]
     )
     unused: Any = nothing
-    partitions = Partitions(member, unused, unused, unused)
+    partitions = Partitions(member, unused, unused, unused, {})
     partitions._placement_sample = 0
     numbers = range(40)
     records: list[Any] = [None] * 5
@@ -140,6 +140,7 @@ async def test_one_delivery_takes_no_longer_than_a_slice() -> None:
     def handle(rounds: int) -> list[int]:
         handled.clear()
         for _ in range(rounds):
+            clock[0] += 2 * BACK_TO_BACK_SECONDS
             handled.append(0)
             partitions.deliver(batch)
         return handled
@@ -152,6 +153,10 @@ async def test_one_delivery_takes_no_longer_than_a_slice() -> None:
     assert min(handled[5:]) >= 2
     takes = 1.0
     assert handle(20)[-10:] == [1] * 10
+    takes = 0.0
+    assert handle(10)[-1] == SLICE
+    partitions.deliver(batch)
+    assert handled[-1] == SLICE, "two that have waited for the loop together are as one"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from streams.metrics import (
     CallAbandoned,
     CallbackFailed,
     EventFailed,
+    HeadTried,
     JobEnded,
     Measurement,
     MembershipChanged,
@@ -114,6 +115,7 @@ MEASURED: list[tuple[Measurement, dict[str, float]]] = [
     (EventFailed(1, 2, "KeyError: 'x'", "dead_letter"),
      {"kes_failed_events_total response=dead_letter": 1, "kes_failed_events_total response=continue": 0}),
     (BatchFailed(1, 2, "no"), {"kes_failed_batches_total": 1}),
+    (HeadTried(1, "completed"), {"kes_parked_retries_total outcome=completed": 1}),
     (OutOfTime(1, "late", "Shop", "minutes", 3), {"kes_late_items_total store=Shop,window=minutes": 3}),
     (OutOfTime(1, "expired_early", "Shop", "carts", 2), {"kes_expired_early_total store=Shop,table=carts": 2}),
     (OutOfTime(1, "time_jump", "Shop", "", 1), {"kes_time_jumps_total partition=1": 1}),
@@ -161,7 +163,7 @@ FULL = SourceStatistics(
     SourceState.RUNNING, "i-1", 7,
     (PartitionStatistics(0, "active", 10, 3, 300, True, 4, 5, 1_700_000_000_500, 25,
                          (InputStatistics("in", 10, 3, True, 25), InputStatistics("more", 7, 0)),
-                         (VisitStatistics("look", "r", 8, (), {}, {}),)),
+                         (VisitStatistics("look", "r", 8, (), {}, {}),), {}, 2, 9, 77, 1_700_000_000_250, "max_keys"),
      PartitionStatistics(1, "restoring", -1, 0, 0, False)),
     11, 12, 2,
     (CopyStatistics(1, "restoring", 5, 9, 4, 5, 50, 1.0, None, 2.5),),
@@ -181,8 +183,7 @@ class _FullSource(EventSource[Any]):
 
 
 def full() -> PrometheusMetrics:
-    source: EventSource[Any] = _FullSource(config_of("g"))
-    metrics = PrometheusMetrics(source)
+    metrics = PrometheusMetrics(source := _FullSource(config_of("g")))
     for measurement, _ in MEASURED:
         source._run.measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
     return metrics
@@ -201,7 +202,9 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_input_awaited partition=0,topic=in": 1, "kes_input_awaited partition=0,topic=more": 0,
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_partition_paused partition=0": 1, "kes_partition_events_ahead partition=0": 4,
-        "kes_partition_timers partition=0": 5,
+        "kes_partition_timers partition=0": 5, "kes_parked_keys partition=0": 2, "kes_parked_events partition=0": 9,
+        "kes_parked_bytes partition=0": 77, "kes_parked_since_timestamp_seconds partition=0": 1_700_000_000.25,
+        "kes_parked_full partition=0": 1, "kes_parked_full partition=1": 0,
         "kes_visit_running partition=0,visit=look": 1, "kes_visit_keys partition=0,visit=look": 8,
         "kes_partition_next_timer_timestamp_seconds partition=0": 1_700_000_000.5,
         "kes_stage_running name=calls": 1, "kes_stage_waiting name=calls": 2, "kes_stage_keys name=calls": 3,
@@ -397,13 +400,11 @@ def test_other_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             assert b"405 Method Not Allowed" in client.recv(1000)
         with contextlib.closing(socket.create_connection(("127.0.0.1", server.port), 10)) as client:
             client.sendall(b"HEAD /live HTTP/1.0\r\n\r\n")
-            with client.makefile("rb") as answer:
-                head = answer.read()
+            head = client.makefile("rb").read()
         assert head.startswith(b"HTTP/1.0 200 OK")
         assert head.endswith(b"\r\n\r\n")
         code, text = get(server, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
-        assert code == 200
-        assert text.endswith("# EOF\n")
+        assert (code, text[-6:]) == (200, "# EOF\n")
 
 
 def test_clients_that_hang_hold_up_nothing_and_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,9 +440,8 @@ def test_clients_that_hang_hold_up_nothing_and_are_few(monkeypatch: pytest.Monke
 async def test_a_look_that_a_closed_loop_left_behind_is_not_waited_for(bench: Bench) -> None:
     """As when a source runs, ends with a look under way, and runs again in the same process."""
     source = bench.make(nothing)
-    now = [0.0]
+    now, left = [0.0], concurrent.futures.Future[Any]()
     health = SourceHealth(source, lambda: now[0])
-    left: concurrent.futures.Future[Any] = concurrent.futures.Future()
     health._looking, health._loop, health._since = left, asyncio.new_event_loop(), 0.0
     health._loop.close()
     now[0] = 1_000.0

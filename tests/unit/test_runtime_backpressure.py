@@ -39,7 +39,7 @@ def records_of(partition: int, offset: int, count: int, size: int = 1) -> list[I
 def partitions_over(source: Any, config: EventSourceConfig, workers: Any) -> Partitions:
     nothing: Any = None
     member: Any = SimpleNamespace(input=source, further_inputs=(), config=config, workers=workers, now=time.monotonic)
-    return Partitions(member, nothing, nothing, nothing)
+    return Partitions(member, nothing, nothing, nothing, {})
 
 
 class Endless(FakeConsumer):

@@ -14,6 +14,7 @@ from streams import EventContext
 from streams.model.group import Assigned, Assignment
 from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.ownership.takeover import TakeOvers
+from streams.runtime.reading import poller as poller_thread
 from streams.runtime.reading import thread
 from streams.runtime.reading.poller import Poller
 from streams.runtime.reading.thread import LONG_POLL_SECONDS, POLL_SECONDS
@@ -98,6 +99,21 @@ def test_polls_are_long_only_when_nothing_is_to_be_done(consumer: Turnstile, pol
         if act is not None:
             act(poller)
         assert consumer.next(answer) == seconds
+
+
+def test_a_pause_follows_a_poll_that_brought_little_unless_there_is_something_to_do(
+    consumer: Turnstile, poller: Poller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller_thread, "PAUSE_SECONDS", 2 * PATIENCE)
+    (_, progress), *_ = record().items()
+    monkeypatch.setattr(poller_thread, "FEW", 2)
+    assert consumer.next({0: progress._replace(records=2 * progress.records)}) == POLL_SECONDS, "it was no little"
+    consumer.answers.put(record())
+    with pytest.raises(queue.Empty):
+        consumer.polls.get(timeout=0.05)
+    poller.expect([])
+    assert consumer.polls.get(timeout=PATIENCE) == POLL_SECONDS
+    assert consumer.next({}) == POLL_SECONDS, "it brought nothing"
 
 
 @pytest.mark.parametrize("what", [record(), {}], ids=["record", "command"])

@@ -286,7 +286,10 @@ def test_a_function_of_an_index_that_fails() -> None:
     with pytest.raises(
         StoreError, match=r"the index 'share' .* cannot be built: 1 value\(s\), that of 'a' first: Zero"
     ):
-        later.begin([])
+        later.orders.by("share", 100)
+    at(later, 0, lambda: later.orders.put("c", Order("", 1)))  # all else goes on
+    assert later.orders.get("c") == Order("", 1)
+    at(later, 0, lambda: later.orders.delete("c"))
     later.receive_change(Change(b"\xfeorders\x00a", None))  # a copy: its owner has deleted it
     assert [key for key, _ in later.orders.by("share", 100)] == ["b"]
     later.begin([])

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.errors import DecodeError, StateUnreadable, StoreError
+from streams.disk import SQLite
+from streams.errors import ConfigError, DecodeError, StateUnreadable, StoreError
 from streams.records import Change
 from streams.stores import Index, LateItem, NamedTable, Stores, Table, Window, Windows
 from streams.stores.framed import FRAME
@@ -183,7 +184,55 @@ def test_state_of_a_newer_version_is_refused_by_name() -> None:
 
     copy = loaded(Indexed.factory(), state)  # a standby goes on
     with pytest.raises(StoreError, match=r"cannot be built: .*roll this member forward"):
-        copy.begin([])
+        copy.accounts.by("who", "ada")
+
+
+def test_a_unique_index_takes_nothing_while_it_cannot_read_a_value_but_what_mends_it() -> None:
+    class Unique(Stores):
+        users = NamedTable.of(str, Order, index={"mail": Index(str, lambda user: user.customer, unique=True)})
+
+    store = loaded(Unique.factory(), {b"\xfeusers\x00a": b"spoilt"})
+    with pytest.raises(StoreError, match=r"'mail' .* cannot be built: 1 value\(s\), that of 'a' first: .*repair"):
+        at(store, 0, lambda: store.users.put("b", Order("x")))
+    at(store, 0, lambda: store.users.put("a", Order("y")))
+    at(store, 0, lambda: store.users.put("b", Order("x")))
+    assert [key for key, _ in store.users.by_range("mail")] == ["b", "a"]
+
+
+def test_a_value_that_cannot_be_read_is_what_a_function_makes_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """At each read, by an index, too; until it is put."""
+
+    def mended(key: str, data: bytes) -> Order | None:
+        return Order(key, int(data)) if data.isdigit() else None
+
+    class Mending(Stores):
+        orders = NamedTable.of(
+            str, Order, ordered=True, index={"who": Index(str, lambda order: order.customer)}, on_unreadable=mended
+        )
+
+    state = {b"\xfeorders\x00a": b"7", b"\xfeorders\x00b": b"spoilt", b"\xfeorders\x00c": b'{"customer":"ada"}'}
+    store = loaded(Mending.factory(), state)
+    assert store.orders.get("a") == Order("a", 7)
+    assert store.orders.get("b") is None
+    assert store.orders.get("b", 5) == 5
+    assert [key for key, _ in store.orders.items()] == ["a", "c"]
+    assert [key for key, _ in store.orders.by_range("who")] == ["a", "c"]
+    assert "b" in store.orders, "its bytes are there"
+    at(store, 0, lambda: store.orders.put("b", Order("bob")))
+    assert store.orders.get("b") == Order("bob")
+    assert [key for key, _ in store.orders.by("who", "bob")] == ["b"]
+    assert "4 values could not be read, on_unreadable has got them; the last: key ('orders', 'a')" in caplog.text
+
+    def fails(key: str, data: bytes) -> None:
+        raise ZeroDivisionError(key)
+
+    for engine in (None, SQLite()):
+        table = Table.factory(key=str, value=Order, on_unreadable=fails, engine=engine)(HERE)
+        table.receive_change(Change(b"a", b"spoilt"))
+        with pytest.raises(ZeroDivisionError):
+            table.get("a")
+    with pytest.raises(ConfigError, match=r"on_unreadable is 'fail'; give a function of a key"):
+        Table.factory(key=str, value=Order, on_unreadable="fail")  # type: ignore[arg-type]
 
 
 def test_a_new_field_is_refused_by_a_class_that_forbids_what_it_does_not_know() -> None:

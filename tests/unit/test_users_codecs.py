@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import msgspec
 import pytest
 
+from streams import Table
+from streams.codecs import JsonCodec
 from streams.errors import EncodeError
 from streams.model.round_trips import everything_read_back
 from streams.model.shortcuts import encoder_of
+from streams.records import TopicPartition
 
 
 class Renames:
@@ -88,3 +92,44 @@ class WritesOnly:
 
 def test_a_codec_that_only_writes_is_taken_at_its_word() -> None:
     assert encoder_of(cast(Any, WritesOnly()))(1) == b"1"
+
+
+class Names(msgspec.Struct):
+    names: list[Literal["a", "b"]]
+
+
+class LeavesOut:
+    """A codec that loses what begins with a dot, which a sample may miss."""
+
+    def encode(self, value: str, /) -> bytes:
+        return value.lstrip(".").encode()
+
+    def decode(self, data: bytes, /) -> str:
+        return data.decode()
+
+
+def test_a_checked_table_reads_back_every_value() -> None:
+    def puts(values: list[Any], **options: Any) -> list[str]:
+        table = Table.factory(key=str, value=object, **options)(TopicPartition("t", 0))
+        table.begin([])
+        kept = []
+        for value in values:
+            try:
+                table.put("k", value)
+            except EncodeError:
+                continue
+            kept.append(value)
+        return kept
+
+    texts = ["a", "b", "c", ".d", "e"]  # of the fourth nothing is looked at
+    assert puts(texts, value_codec=LeavesOut()) == texts
+    assert puts(texts, value_codec=LeavesOut(), checked=True) == ["a", "b", "c", "e"]
+    made = [Names(["a"]) for _ in range(5)]
+    made[2].names = cast(Any, ["c"])
+    assert puts(made, value_codec=JsonCodec(Names)) == made
+    assert puts(made, value_codec=JsonCodec(Names), checked=True) == [made[0], made[1], made[3], made[4]]
+    both = [
+        Table.factory(key=str, value=object, value_codec=LeavesOut(), checked=checked)(TopicPartition("t", 0))
+        for checked in (True, False)
+    ]
+    assert both[0].layout == both[1].layout, "a folder of one is a folder of the other"

@@ -14,9 +14,11 @@ import msgspec
 
 from streams.errors import BrokerUnavailable, ConfigError, MembershipFatal
 from streams.kafka import permissions
+from streams.kafka.group.link import NoCommonStrategy
 from streams.kafka.permissions import is_denial
 from streams.kafka.questions.groups import describe_group
 from streams.kafka.questions.takeover import WireTakeOver
+from streams.kafka.wire import group_bytes
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 from streams.kafka.wire.topic_questions import only
@@ -25,23 +27,27 @@ log = logging.getLogger(__name__)
 
 ASSIGNORS: Final = {"cooperative-sticky": "uniform", "range": "range"}
 """Strategies by the broker's assignor that does the same: ``uniform`` is sticky and moves one by one."""
-OF_KAFKA: Final = ("cooperative-sticky", "range", "roundrobin")
-"""Assignors of Kafka's own clients: the broker takes their groups over while they run."""
+_CLASSIC: Final = 0
+"""Kafka's number for a member that joined by the classic protocol (Kafka 4.1; older brokers do not say it)."""
 _GROUP_RESOURCE: Final = 32  # Kafka's number for the settings of groups
 _SESSION: Final = "consumer.session.timeout.ms"
 _DEFAULT_SESSION_MS: Final = 45_000  # of a broker
 
 
 class RosterMember(msgspec.Struct, frozen=True):
-    """One member as the coordinator knows it. ``client_id`` is its instance name, if it is a member of ours."""
+    """One member as the coordinator knows it. ``client_id`` is its instance name, if it is a member of ours.
+    ``is_classic``: it joined by the classic protocol."""
 
     member_id: str
     client_id: str
+    host: str
+    is_classic: bool
 
 
 class Roster(msgspec.Struct, frozen=True):
-    """The members of a group at one moment. ``kind``: ``classic``, ``consumer`` (KIP-848), or ``none``: no such group,
-    or no member in it. ``protocol``: the assignor that they share, empty while they agree on it."""
+    """The members of a group at one moment. ``kind``: ``classic``, ``consumer`` (KIP-848; it may have classic members,
+    too), or ``none``: no such group, or no member in it. ``protocol``: the assignor that they share, empty while they
+    agree on it."""
 
     kind: str = "none"
     protocol: str = ""
@@ -51,6 +57,11 @@ class Roster(msgspec.Struct, frozen=True):
     def instances(self) -> frozenset[str]:
         """The instance names of all members, foreign ones as they call themselves."""
         return frozenset(member.client_id for member in self.members)
+
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """Name the members by the classic protocol: none of them is a member of ours."""
+        return tuple(sorted(f"{member.client_id} at {member.host}" for member in self.members if member.is_classic))
 
     def rivals(self, instance: str, member_id: str) -> list[str]:
         """Ids of other members of the same instance name."""
@@ -91,10 +102,13 @@ class RosterTakeOver(WireTakeOver):
     async def _roster_once(self, deadline: float) -> Roster:
         classic, broker_side = await describe_group(self._client, self._group_id, deadline)
         if classic is not None and classic.members:
-            members = tuple(RosterMember(m.member_id, m.client_id) for m in classic.members)
+            members = tuple(RosterMember(m.member_id, m.client_id, m.client_host, True) for m in classic.members)
             return Roster("classic", classic.protocol_data, members)
         if broker_side is not None and broker_side.members:
-            members = tuple(RosterMember(m.member_id, m.client_id) for m in broker_side.members)
+            members = tuple(
+                RosterMember(m.member_id, m.client_id, m.client_host, m.member_type == _CLASSIC)
+                for m in broker_side.members
+            )
             return Roster("consumer", broker_side.assignor_name, members)
         return Roster()
 
@@ -151,15 +165,16 @@ def broker_assignor(strategies: Sequence[str]) -> str:
 
 
 def no_other_protocol(group_id: str, roster: Roster) -> None:
-    """Raise ``MembershipFatal`` if the group has members of membership ``streams``; ``BrokerUnavailable``: not known
-    yet."""
-    # The broker would assign to them, too, by its own protocol, which they do not understand.
-    if roster.kind != "classic":
-        return
-    if not roster.protocol:
+    """Check that the group has no members by the classic protocol. Raises ``MembershipFatal`` for those of membership
+    ``streams``, ``NoCommonStrategy`` for those of another program, ``BrokerUnavailable``: not known yet."""
+    # The broker would convert the group. Those of ours do not understand its assignments, and the others would get
+    # partitions whose events no member of ours sees.
+    if roster.kind == "classic" and not roster.protocol:
         raise BrokerUnavailable(f"group {group_id} rebalances; what its members use is not known yet")
-    if roster.protocol not in OF_KAFKA:
+    if roster.protocol.startswith(group_bytes.PROTOCOL_PREFIX):
         raise MembershipFatal(
             f"group {group_id}: its members use membership 'streams' ({roster.protocol}), which the broker-side "
             "protocol cannot take over; stop all of them before changing the membership, or use a group id of its own"
         )
+    if roster.strangers:
+        raise NoCommonStrategy

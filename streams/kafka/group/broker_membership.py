@@ -73,6 +73,7 @@ class BrokerMembership(GroupMembership):
         self._broker, self._take_over, self._transaction_ms = link, take_over, transaction_timeout_ms
         take_over.member_id = lambda: self.group_metadata.member_id
         self._is_admitted, self._session = False, 0.0
+        self._strangers: tuple[str, ...] = ()  # members of another program
         self._others: frozenset[str] = frozenset()  # as of the last look: a take-over asks for them when it needs them
         self._look_at = math.inf
 
@@ -122,25 +123,27 @@ class BrokerMembership(GroupMembership):
 
     async def _look_before(self) -> None:
         """Join only when no member of the group has our name (a killed predecessor expires), and nothing else speaks
-        against it. Raises ``CannotJoinYet``."""
+        against it. Raises ``CannotJoinYet``, and ``NoCommonStrategy`` for members of another program."""
         deadline = self._link.now() + _ASK_SECONDS
         try:
             roster = await self._take_over.roster(deadline)
+            self._has_session(await self._take_over.session_ms(self._transaction_ms, deadline) / 1000)
+            self._strangers = roster.strangers
             no_other_protocol(self._group_id, roster)
-            session = await self._take_over.session_ms(self._transaction_ms, deadline) / 1000
         except BrokerUnavailable as error:
             raise CannotJoinYet(str(error), is_outage=False) from error
         # Of a static name the broker itself allows one member only.
-        rivals = [] if self._static_id is not None else roster.rivals(self._instance, "")
-        if session != self._session:
-            self._session = session
-            self._broker.protocol.has_session(session)
-            self._state.rival = GracePeriod(session + self._settings.rebalance_timeout_ms / 1000)
-            self._state.no_common_strategy = GracePeriod(session + 1.0)
-        if rivals:
+        if self._static_id is None and roster.rivals(self._instance, ""):
             self._met_rival()
         else:
             self._is_admitted, self._others = True, roster.instances - {self._instance}
+
+    def _has_session(self, seconds: float) -> None:
+        if seconds != self._session:
+            self._session = seconds
+            self._broker.protocol.has_session(seconds)
+            self._state.rival = GracePeriod(seconds + self._settings.rebalance_timeout_ms / 1000)
+            self._state.no_common_strategy = GracePeriod(seconds + 1.0)
 
     async def _look_again(self) -> None:
         """Two processes of one name that joined at the same moment did not see each other before."""
@@ -151,6 +154,10 @@ class BrokerMembership(GroupMembership):
         except StreamsError:
             return
         self._others = roster.instances - {self._instance}
+        if roster.strangers != self._strangers:  # it came after us, which the broker allows
+            self._strangers = roster.strangers
+            if self._strangers:
+                log.error("%s", refusals.strangers(self._group_id, self._strangers))
         rivals = [] if self._static_id is not None else roster.rivals(self._instance, own)
         if not rivals:
             self._state.rival.passed()
@@ -175,4 +182,6 @@ class BrokerMembership(GroupMembership):
             await self._broker.step_out(member_id, deadline)
 
     def _foreign(self) -> MembershipFatal:
+        if self._strangers:
+            return refusals.strangers(self._group_id, self._strangers)
         return refusals.other_protocol(self._group_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from streams.errors import ConfigError, MembershipFatal, StreamsError
 
@@ -50,6 +50,14 @@ def other_protocol(group_id: str) -> MembershipFatal:
     return MembershipFatal(
         f"group {group_id}: its members use another protocol than the broker's (KIP-848), and the broker does not "
         "convert the group (group.consumer.migration.policy); stop all of them first, or use a group id of its own"
+    )
+
+
+def strangers(group_id: str, names: Sequence[str]) -> MembershipFatal:
+    """Make the error for members of another program in a group that the broker shares out. ``names``: theirs."""
+    return MembershipFatal(
+        f"group {group_id}: other programs are members of it ({', '.join(names)}), by an assignor of Kafka's own "
+        "clients. What the broker gives to them no member of this toolkit handles: stop them, or use another group id"
     )
 
 

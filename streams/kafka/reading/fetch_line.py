@@ -95,6 +95,8 @@ class FetchLine:
             self._answer = self._clock.create_future()
             self._answer.set_exception(failure)
             return
+        if not beginning and self._version <= _BY_NAME:
+            self._options.by_name = True
         self._answer = connection.call(
             kind.API_KEY,
             self._version,

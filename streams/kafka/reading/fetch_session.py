@@ -6,6 +6,7 @@ elsewhere, and an answer those that have something new. Of many partitions that 
 
 from __future__ import annotations
 
+import sys
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -16,6 +17,8 @@ NO_ID: Final = UUID(int=0)
 """The id of all topics, where brokers have none."""
 LOG_START: Final = -1
 """The offset that stands for "whatever the log begins with"."""
+NO_END: Final = sys.maxsize
+"""The end of a reading that has none."""
 FAR_OFFSETS: Final = 10_000
 """Offsets before the end of a log from which on fetches are as large as may be."""
 _COMMITTED: Final = 1
@@ -27,7 +30,8 @@ _LOST: Final = (Code.FETCH_SESSION_ID_NOT_FOUND, Code.INVALID_FETCH_SESSION_EPOC
 class FetchKind(NamedTuple):
     """A use of fetches. ``wait_ms``: the time that a broker may hold a fetch that brings nothing; it doubles with each
     such answer, up to ``longest_wait_ms``. ``near_bytes`` and ``far_bytes``: of one partition in an answer, near to the
-    end of its log and far from it (a first batch that is larger comes as a whole). ``answer_bytes``: of an answer;
+    end of its log and far from it (a first batch that is larger comes as a whole); up to an end that is known what it
+    takes, but not less than the first and not more than the second. ``answer_bytes``: of an answer;
     twice as much may be held, what is decoded and what comes behind it. ``keeps_session``: the broker is to keep
     one."""
 
@@ -55,6 +59,7 @@ class LogPartition:
     ``least_bytes``: a fetch that is smaller brings no whole batch."""
 
     __slots__ = (
+        "bytes_an_offset",
         "end",
         "fetched_epoch",
         "high",
@@ -78,6 +83,7 @@ class LogPartition:
         self.next_offset = max(offset, 0)
         self.leader = self.leader_epoch = self.fetched_epoch = -1
         self.high = self.stable = -1
+        self.bytes_an_offset = 0.0
         self.least_bytes = 0
         self.retry_at = 0.0
         self.is_at_end = False
@@ -89,11 +95,13 @@ class LogPartition:
 
 
 class FetchOptions:
-    """Values that all requests of a reading have in common. ``topic_id`` is that of the last metadata."""
+    """Values that all requests of a reading have in common. ``topic_id`` is that of the last metadata. ``by_name``: a
+    broker was too old for it (before Kafka 3.1), so its answers are of whatever has the name."""
 
     def __init__(self, topic: str, kind: FetchKind, *, committed_only: bool) -> None:
         self.topic, self.kind, self.committed_only = topic, kind, committed_only
         self.topic_id = NO_ID
+        self.by_name = False
 
 
 class FetchSession:
@@ -160,4 +168,8 @@ class FetchSession:
 
     def _bytes_of(self, partition: LogPartition) -> int:
         kind = self._options.kind
-        return max(kind.far_bytes if partition.is_far else kind.near_bytes, partition.least_bytes)
+        most = kind.far_bytes if partition.is_far else kind.near_bytes
+        if partition.end < NO_END:
+            left = int((partition.end - partition.next_offset) * partition.bytes_an_offset)
+            most = min(max(left, kind.near_bytes), kind.far_bytes)
+        return max(most, partition.least_bytes)

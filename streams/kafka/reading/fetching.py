@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from streams.errors import LogDamaged, StreamsError, TopicReplaced
 from streams.kafka.connection import ConnectionLog
 from streams.kafka.reading import failures
 from streams.kafka.reading.fetch_line import FetchAnswer, FetchLine, PartitionData
-from streams.kafka.reading.fetch_session import LOG_START, NO_ID, FetchKind, FetchOptions, LogPartition
+from streams.kafka.reading.fetch_session import LOG_START, NO_END, NO_ID, FetchKind, FetchOptions, LogPartition
 from streams.kafka.reading.reading_loop import ReadingLoop
 from streams.kafka.reading.record_batches import FetchedBatches
 from streams.kafka.settings import ClientSettings
@@ -38,6 +38,7 @@ _PAUSE_SECONDS: Final = 0.05
 """Seconds between two looks, and until a partition whose leader refused is fetched again."""
 _MOST_BYTES: Final = 1 << 30
 """Bytes up to which the fetch of a partition grows, where a broker cuts off the first batch."""
+_REFUSALS: Final = ("_AUTHENTICATION", "_SSL")
 _MAYBE_GONE: Final = frozenset((Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID))
 
 
@@ -69,9 +70,12 @@ class LogFetcher:
         self._ready: deque[tuple[LogPartition, FetchedBatches]] = deque()
         self._quiet: set[LogPartition] = set()  # at their end, without a record
         self._failures: dict[int, StreamsError] = {}
+        self.refused: LostConnection | None = None
+        """A broker's refusal to talk (credentials, certificates), until the next answer: waiting does not cure it."""
         self._looking: asyncio.Task[None] | None = None
         self._look_at = 0.0
         self._is_stale = True  # the metadata
+        self._is_placed = True  # else the loop's metadata of before give the leaders
         self._missing: dict[int, float] = {}  # partitions that the metadata do not have, and since when
 
     @property
@@ -79,24 +83,37 @@ class LogFetcher:
         """The last complaint about brokers, for error messages."""
         return self._connection.reason
 
+    @property
+    def by_name(self) -> bool:
+        """Check whether a fetch had to name the topic, since its broker takes no ids (before Kafka 3.1): then its
+        records may be those of another topic that has the name by now."""
+        return self._options.by_name
+
     def add(self, partition: int, offset: int) -> None:
         """Read ``partition`` from ``offset`` on, or from the start of its log (``LOG_START``). ``ValueError`` if it is
         read already."""
         self.add_all({partition: offset})
 
-    def add_all(self, positions: Mapping[int, int], ends: Mapping[int, int] | None = None) -> None:
+    def add_all(
+        self, positions: Mapping[int, int], ends: Mapping[int, int] | None = None, topic_id: UUID = NO_ID
+    ) -> None:
         """Read these partitions. See ``add``. ``ends``: no fetch begins there or behind, but one may bring more than
-        wanted."""
+        wanted. ``topic_id``: that of the topic whose positions these are, where it is known; else it is that of the
+        first metadata."""
         if not self._partitions:
-            # The id of the topic is that of the beginning: positions of before were another reading's.
-            self._loop.cluster.forget(self.topic)
-            self._options.topic_id = NO_ID
-            self._is_stale, self._look_at = True, 0.0
+            cluster = self._loop.cluster
+            # Positions of before were another reading's. Brokers compare the id with each fetch, so metadata that the
+            # loop has of this id are as good as new ones.
+            self._is_placed = not (topic_id.int and topic_id == cluster.ids.get(self.topic))
+            if self._is_placed:
+                cluster.forget(self.topic)
+            self._options.topic_id = topic_id
+            self._is_stale, self._look_at = self._is_placed, 0.0
             self._missing.clear()
         for number, offset in positions.items():
             if number in self._partitions:
                 raise ValueError(f"{self.topic}[{number}] is read already")
-            end = sys.maxsize if ends is None else ends[number]
+            end = NO_END if ends is None else ends[number]
             self._partitions[number] = LogPartition(number, offset, end)
 
     def remove(self, partitions: Collection[int]) -> None:
@@ -136,6 +153,25 @@ class LogFetcher:
         self._quiet.clear()
         return {partition.number: self._news(partition, records) for partition, records in found.items()}
 
+    def poll_fetched(self, timeout_seconds: float) -> list[tuple[int, FetchedBatches]]:
+        """Wait for something new, and return all that has come as it is, by partition in order, in place of
+        ``poll_batch``. Nothing: also where a partition has come to its end (``end_of``)."""
+        if not self._ready and not self._failures and self._partitions:
+            self._loop.run(self._wait(timeout_seconds))
+        found = [(partition.number, batches) for partition, batches in self._ready]
+        for partition, batches in self._ready:
+            partition.position, partition.is_at_end = batches.following, False
+        for partition in self._quiet:
+            partition.is_at_end = True
+        self._ready.clear()
+        self._quiet.clear()
+        return found
+
+    def end_of(self, partition: int) -> int:
+        """Return the last stable offset of a partition that is read, as the last answer had it; -1: there was none."""
+        found = self._partitions.get(partition)
+        return -1 if found is None else found.stable
+
     def take_failures(self) -> dict[int, StreamsError]:
         """Return the partitions that failed since the last call; they are removed already. ``OffsetError``: the
         position is not in the log (any more). ``TopicReplaced``: the topic was made again. ``TopicError``: the topic is
@@ -168,6 +204,9 @@ class LogFetcher:
         """Send what can be sent, until something has come or the time is over."""
         clock = asyncio.get_running_loop().time
         end = clock() + seconds
+        if not self._is_placed:
+            self._is_placed = True
+            self._place()
         while True:
             self._take_metadata()
             self._look()
@@ -208,7 +247,7 @@ class LogFetcher:
             answer = line.take()
         except LostConnection as failure:
             _log.debug("%s: broker %d: %s", self.topic, line.node, failure)
-            self._connection.on_failure(f"{failure.code}: {failure}", is_down=False)
+            self._on_lost(failure, is_down=False)
             for partition in self._partitions.values():
                 if partition.leader == line.node:
                     self._look_up(partition)
@@ -218,8 +257,14 @@ class LogFetcher:
                 line.send(self._partitions.values())
             return
         self._connection.on_answer()
+        self.refused = None
         self._take_in(answer)
         line.send(self._partitions.values())  # before this is decoded: the broker is at work meanwhile
+
+    def _on_lost(self, failure: LostConnection, *, is_down: bool) -> None:
+        self._connection.on_failure(f"{failure.code}: {failure}", is_down=is_down)
+        if failure.code in _REFUSALS:
+            self.refused = failure
 
     def _take_in(self, answer: FetchAnswer) -> None:
         for partition, offset, data in answer.partitions:
@@ -253,6 +298,7 @@ class LogFetcher:
             if partition.least_bytes > _MOST_BYTES:
                 self._fail(partition, self._damaged(partition, "the broker cuts off the first batch of every answer"))
         elif not batches.is_done:
+            partition.bytes_an_offset = batches.bytes_an_offset
             partition.next_offset, partition.fetched_epoch = batches.following, batches.leader_epoch
             self._ready.append((partition, batches))
             self._partitions[partition.number] = self._partitions.pop(partition.number)
@@ -321,7 +367,7 @@ class LogFetcher:
         try:
             looking.result()
         except LostConnection as failure:
-            self._connection.on_failure(f"{failure.code}: {failure}", is_down=True)
+            self._on_lost(failure, is_down=True)
             return
         self._connection.on_answer()
         self._is_stale = False

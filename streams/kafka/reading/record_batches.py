@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import google_crc32c
 
@@ -59,6 +59,17 @@ class FetchedBatches:
         return left[self._given].offset if self._given < len(left) else self._place[1]
 
     @property
+    def size(self) -> int:
+        """Return the bytes of the answer, which are kept as long as there is something to take."""
+        return len(self._data)
+
+    @property
+    def bytes_an_offset(self) -> float:
+        """Return how many bytes an offset takes, on the average of the whole batches. Before anything is taken."""
+        (first,) = struct.unpack_from(">q", self._data)
+        return self._end / (self.following - int(first))
+
+    @property
     def is_done(self) -> bool:
         """Check whether all is taken."""
         return self._place[0] >= self._end and self._damage is None and self._given == len(self._decoded)
@@ -82,9 +93,23 @@ class FetchedBatches:
         self._decoded, self._given = records, end
         return records[start:end]
 
-    def _decode(self, records: list[IncomingRecord], most: int) -> None:
+    def fill(self, columns: Any, most: int, end: int) -> None:
+        """Put the next committed records below offset ``end`` into columns (see ``record_decoder``), until these have
+        ``most`` rows, which a batch may exceed. Raises as ``take``. Not after ``take``, nor before it."""
+        before = columns.rows
+        self._decode(None, most, columns, end)
+        if self._damage is not None and self._place[0] >= self._end and columns.rows == before:
+            raise self._damage
+
+    def _decode(
+        self,
+        records: list[IncomingRecord] | None,
+        most: int,
+        columns: Any = None,
+        limit: int = record_decoder.LAST_OFFSET,
+    ) -> None:
         place = self._place
-        place[2] = 0
+        place[2] = 0 if columns is None else columns.rows
         try:
             record_decoder.decode_batches(
                 self._data,
@@ -100,9 +125,14 @@ class FetchedBatches:
                 self._aborted,
                 self._to_come,
                 records,
+                columns,
+                limit,
             )
         except ValueError as error:
-            del records[place[2] :]
+            if columns is not None:
+                columns.rows = place[2]
+            elif records is not None:
+                del records[place[2] :]
             self._end = place[0]  # there is nothing behind it
             self._damage = self._damaged(str(error))
             self._damage.__cause__ = error

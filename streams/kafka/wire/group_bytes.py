@@ -26,6 +26,8 @@ from streams.kafka.wire.schemas.consumer_protocol import ConsumerProtocolAssignm
 from streams.model.group import Assignment, Copies, MemberReport, Shelf
 
 _VERSION = 2
+PROTOCOL_PREFIX = "kes-"
+"""The beginning of the protocols of this toolkit."""
 _MOST_BYTES = 4 * 1024 * 1024
 """Bytes of user data, at most. A broker takes some 1 MB for a whole group (``message.max.bytes``: one record of its
 offsets log), unless it is set otherwise."""
@@ -40,7 +42,7 @@ def protocol(strategy: str) -> str:
 
     ``ConfigError`` for a strategy that is not 1 to 200 printable ASCII characters.
     """
-    return f"kes-{checked_name('strategy', strategy)}-{_VERSION}"
+    return f"{PROTOCOL_PREFIX}{checked_name('strategy', strategy)}-{_VERSION}"
 
 
 def checked_name(setting: str, value: str, *, dots: bool = True) -> str:

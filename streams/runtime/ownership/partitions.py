@@ -27,8 +27,8 @@ from streams.runtime.member import WorkingMember
 from streams.runtime.ownership.partition_callbacks import Functions, PartitionCallbacks
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
+from streams.runtime.partition.delivery import DeliveryBudget
 from streams.runtime.partition.failures import RestartNeeded
-from streams.runtime.partition.hot_path import SLICE, next_size
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Polled
 from streams.runtime.read_proofs import ReadProofs
@@ -70,7 +70,7 @@ class Partitions:
         """Some partition is in another state now, or gone."""
         self.restored: dict[int, tuple[int, float]] = {}  # taken over: records of the changelog, and seconds
         self._epoch = 0
-        self._at_once = SLICE // 8  # events that are handled by one call of ``deliver``, at most
+        self._budget = DeliveryBudget(member.now)
         self._most_queued = 0  # bytes of all queues, if nothing was handled since they were looked at
         self._placement_sample = PLACEMENT_SAMPLE
         self._warned_tables: set[str] = set()
@@ -132,23 +132,20 @@ class Partitions:
             self._member.pool.admit(partition, worker.watermark, [], [])
 
     def deliver(self, batch: Polled) -> None:
-        """Give the records of a batch to their partitions' workers, which may handle them at once: all of them together
-        as many as a slice has."""
-        member = self._member
-        if member.further_inputs:
+        """Give the records of a batch to their partitions' workers, which may handle some at once."""
+        if self._member.further_inputs:
             self.deliver_further(0, batch)
             return
-        began, left = member.now(), self._at_once
+        left = self._budget.begin()
         for partition, records in batch.records.items():
             worker = self.workers.get(partition)
             # These records were read for an earlier start of the partition: they come again from its new position, and
             # would count twice. They count as handled, or the poll thread would wait for their room without end.
             if worker is None or worker.state is not _S.ACTIVE or batch.epochs.get(partition) != worker.epoch:
-                member.input.handled(len(records), batch.sizes[partition])
+                self._member.input.handled(len(records), batch.sizes[partition])
             else:
                 left -= worker.delivery.take(records, batch.sizes[partition], left)
-        if left < self._at_once:
-            self._at_once = next_size(self._at_once, member.now() - began)
+        self._budget.end(left)
         self._bound_memory(batch)
         if self._placement_sample:
             self._check_placement(batch)

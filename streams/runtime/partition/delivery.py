@@ -7,14 +7,44 @@ that needs more is the task's, as ever: failures, handlers of other kinds, what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import Context, copy_context
+from typing import Final
 
 from streams.records import IncomingRecord
 from streams.runtime.partition.host import Host
-from streams.runtime.partition.hot_path import HotPath
+from streams.runtime.partition.hot_path import SLICE, HotPath, next_size
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.state import Partition
 from streams.runtime.signal import Signal
+
+BACK_TO_BACK_SECONDS: Final = 0.0005
+"""Deliveries that follow one another by less are taken for one: they have waited together for the loop, and nothing
+else runs between them."""
+
+
+class DeliveryBudget:
+    """The events that one delivery to all partitions may handle: as many as one slice, since other tasks wait
+    meanwhile. On the loop."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._size = SLICE // 8  # small at first, as slices are
+        self._left = 0
+        self._began = self._ended = float("-inf")
+
+    def begin(self) -> int:
+        """Begin a delivery. Returns how many events it may handle."""
+        now = self._now()
+        if now - self._ended > BACK_TO_BACK_SECONDS:
+            self._left, self._began = self._size, now
+        return self._left
+
+    def end(self, left: int) -> None:
+        """End it; so many of these are left."""
+        self._ended = self._now()
+        if left < self._left:
+            self._left, self._size = left, next_size(self._size, self._ended - self._began)
 
 
 class DeliveredRecords:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
+from streams.core.parking import QueueRecord
 from streams.core.router import Route
 from streams.core.timers import Timer
-from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord, TopicPartition
+from streams.records import IncomingRecord
 from streams.runtime.partition.execution import Execution, Handle
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.state import Partition
+from streams.runtime.partition.timers import as_record
 
 AT_ONCE: Final = 32
 """Timers that fire between two turns, at most: many that are due at once must not hold events up."""
@@ -22,8 +26,9 @@ LONGEST_WAIT_SECONDS: Final = 1.0
 class DueTimers:
     """The due timers of one partition. On its task."""
 
-    def __init__(self, partition: Partition, host: Host, execution: Execution) -> None:
+    def __init__(self, partition: Partition, host: Host, execution: Execution, heads: ParkedHeads) -> None:
         self._partition = partition
+        self._heads = heads
         self._timers = partition.timers
         self._host = host
         self._execution = execution
@@ -41,19 +46,34 @@ class DueTimers:
         first = self._timers.first()
         if first is None or first.due_ms > self._timers.now_ms() or not self._host.fires_timers:
             return False
-        now, began = self._host.now, self._host.now()
-        for _ in range(AT_ONCE):
-            await self._fire(first)
-            if self._partition.is_closing or now() - began > LONGEST_SECONDS:
+        now, began, fired = self._host.now, self._host.now(), 0
+        while True:
+            if fired and self._partition.is_closing:
                 break
+            await self._fire(first)
+            fired += 1
             # Anew each time: the handler may have set, replaced or removed timers.
             first = self._timers.first()
             if first is None or first.due_ms > self._timers.now_ms():
                 break
+            if fired < AT_ONCE and now() - began <= LONGEST_SECONDS:
+                continue
+            # Otherwise input could fill a queue faster than it is worked off.
+            if not self._timers.parked.is_urgent(first.name, self._host.config.parking):
+                break
+            await asyncio.sleep(0)
+            began = now()
         return True
 
     async def _fire(self, timer: Timer) -> None:
         execution, topic_partition = self._execution, self._partition.topic_partition
+        if isinstance(timer, QueueRecord):
+            await self._heads.attempt(timer)
+            return
+        queue = self._partition.parked.get(timer.key) if timer.key is not None else None
+        if queue is not None:  # it takes its place, and stays set
+            await execution.change(execution.parked_events.timer_behind(queue, timer))
+            return
         where = f"timer {timer.name!r} of {topic_partition}"
         record = as_record(timer, topic_partition)
         with execution.traced(record):
@@ -77,13 +97,3 @@ class DueTimers:
         if in_turn is None:  # a concurrent handler, for which it is the turn already
             return lambda ctx: handler(ctx, event)
         return lambda ctx: in_turn(ctx, ahead.plan(record, event))
-
-
-def as_record(timer: Timer, topic_partition: TopicPartition) -> IncomingRecord:
-    """Return the timer's event as a record of its partition, without an offset (-1); its time is when it is due."""
-    headers: Headers = [(TYPE_HEADER, timer.type.encode())]
-    if timer.version > 1:
-        headers.append((VERSION_HEADER, b"%d" % timer.version))
-    headers += [(name, text.encode()) for name, text in timer.trace]
-    topic, partition = topic_partition
-    return IncomingRecord(topic, partition, -1, timer.key, timer.value, headers, timer.due_ms)

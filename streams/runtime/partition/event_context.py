@@ -156,6 +156,16 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
             raise StoreError(f"{self.where}: {table!r} is no lookup of this source; source.lookup(...) makes one")
         return found
 
+    def is_parked(self, key: str | bytes) -> bool:
+        """Check whether events of this key wait in its partition's queue (``PARK``): what they would change in the
+        store is missing. Keys of this partition. Raises ``StoreError`` ahead of the event's turn, and after the handler
+        ended."""
+        if self._closed:
+            raise outlived("is_parked", self)
+        if self._timers is None:
+            raise StoreError(f"{self.where}: is_parked was called ahead of the event's turn; await ctx.turn() first")
+        return (key.encode() if isinstance(key, str) else key) in self._timers.parked.keys
+
     # -- timers --------------------------------------------------------------------------------------------------------
 
     @property

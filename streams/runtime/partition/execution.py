@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 import anyio
 import msgspec
 
+from streams.core.origin import INTERJECTION
+from streams.core.parking import Queue
 from streams.core.policy import Decision, Failure, apply_error_policy
 from streams.core.router import Route
 from streams.core.timers import Timer
@@ -37,6 +39,7 @@ from streams.runtime.partition.failures import (
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
+from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timekeeping import ClosedWindow, WindowFailed
 from streams.runtime.partition.unit import Unit
@@ -85,7 +88,8 @@ class Execution:
     def __init__(self, partition: Partition, host: Host) -> None:
         self._partition = partition
         self._host = host
-        self._span: EventSpan | None = None  # of the event that is handled, if it is traced
+        self.parked_events = ParkedEvents(partition, host)
+        self.span: EventSpan | None = None  # of the event that is handled, if it is traced
 
     def traced(self, record: IncomingRecord) -> AbstractContextManager[None]:
         """Open a block in which this record's event is handled, within its span if it is to be traced."""
@@ -96,12 +100,12 @@ class Execution:
     @contextmanager
     def within(self, span: EventSpan) -> Iterator[None]:
         """Make this the span of the block's event; it ends with the block."""
-        self._span = span
+        self.span = span
         try:
             with span.active():
                 yield
         finally:
-            self._span = None
+            self.span = None
             span.end()
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
@@ -121,6 +125,9 @@ class Execution:
         was made."""
         if isinstance(failure, RestartNeeded):
             raise failure
+        if record.key is not None and (parked := self._partition.parked.get(record.key)) is not None:
+            await self.queue(parked, record)
+            return
         route, event, unreadable = self.read(record)
         if unreadable is not None:
             await self.failed(record, None, unreadable, 1)
@@ -167,8 +174,12 @@ class Execution:
                     raise RestartNeeded(origin, attempts, error)
                 failure = Failure(attempts, error, elapsed_seconds=self._host.now() - began)
                 decision = apply_error_policy(failure, route.policy)
-                if self._span is not None and decision is Decision.RETRY:
-                    self._span.failed(error, attempts)
+                if self.span is not None and decision is Decision.RETRY:
+                    self.span.failed(error, attempts)
+                if decision is Decision.RETRY and route.policy.waits == "key":
+                    pause = route.policy.pause_seconds(attempts, self._host.rng)
+                    await self._carry_out(Decision.PARK, failure, record, route, timer, pause)
+                    return
                 if decision is not Decision.RETRY:
                     await self._carry_out(decision, failure, record, route, timer)
                     return
@@ -193,10 +204,12 @@ class Execution:
         if decision is Decision.RETRY:
             await anyio.sleep(policy.pause_seconds(failure.attempts, host.rng))
             return partition.state.admits
+        if decision is Decision.PARK:  # by the source's policy: a window is no event of a queue
+            decision = Decision.STOP
         route = Route("on_close", None, failed.function, blocking=False, policy=policy)
         record = window.record(partition)
         self._announce(decision, failure, record, route, window)
-        letter = self._letter(failure, record, route, window) if decision is Decision.DEAD_LETTER else None
+        letter = self.letter(failure, record, route, window) if decision is Decision.DEAD_LETTER else None
 
         def instead(ctx: EventContext[Any]) -> None:
             if letter is not None:
@@ -219,7 +232,7 @@ class Execution:
         error = of_policy(error, record.where)
         self._partition.failures.meet(record.offset if timer is None else timer.origin)
         failure = Failure(attempts, error, is_final=True)
-        policy = self._decode_policy(record) if route is None else route.policy
+        policy = self.decode_policy(record) if route is None else route.policy
         await self._carry_out(apply_error_policy(failure, policy), failure, record, route, timer)
 
     def context(self, record: IncomingRecord | None, attempt: int = 1, timer: Timer | None = None) -> EventContext[Any]:
@@ -230,7 +243,7 @@ class Execution:
         ctx._host = self._host
         if timer is not None:
             ctx._begin_timer(timer)
-        ctx._trace = self._span
+        ctx._trace = self.span
         return ctx
 
     def _context(
@@ -241,7 +254,7 @@ class Execution:
         if kind is None:
             return self.context(None if timer is not None else record, attempt, timer)
         ctx: EventContext[Any] = kind.context(self._partition, self._host, (record,), attempt, timer)
-        ctx._trace = self._span
+        ctx._trace = self.span
         return ctx
 
     async def run(
@@ -267,7 +280,7 @@ class Execution:
             if begun is not None:
                 answer = begun.answer
             elif blocking:
-                if self._span is not None:
+                if self.span is not None:
                     handle = with_context(handle)
                 answer = await host.handler_threads.call(partition.partition, handle, ctx)
             else:
@@ -324,24 +337,60 @@ class Execution:
         record: IncomingRecord,
         route: Route | None,
         timer: Timer | None = None,
+        pause_seconds: float | None = None,
     ) -> None:
-        """Carry out the error policy's decision on an event that is not attempted again."""
-        if self._span is not None:
-            self._span.failed(failure.error, failure.attempts, decision.value)
-            record = msgspec.structs.replace(record, headers=stamped(record.headers, self._span.carrier))
+        """Carry out the error policy's decision on an event that is not attempted again, or later from its key's queue,
+        after a pause (``None``: by the pace of queues)."""
+        parked: dict[str, Timer | None] | None = None
+        if decision is Decision.PARK:  # first: it may find no room, and then this is called again
+            policy, handler = self.decode_policy(record) if route is None else route.policy, ""
+            if route is not None:
+                handler = route.handler_name
+            parked = self.parked_events.begun(failure, record, timer, policy, handler, pause_seconds)
+        if self.span is not None:
+            self.span.failed(failure.error, failure.attempts, decision.value)
+            record = msgspec.structs.replace(record, headers=stamped(record.headers, self.span.carrier))
         self._announce(decision, failure, record, route, timer)
         if route is None:
             ctx = self.context(None if timer is not None else record, timer=timer)
         else:  # an update changes its row whatever its handler has done
             ctx = self._context(record, route, failure.attempts, timer)
         ctx._trace = None  # the letter has its headers by now, and was made to fit: it may not grow any more
+        if parked is not None:
+            ctx._timer_changes = parked  # a timer stays set until it has its turn
         if decision is Decision.DEAD_LETTER:
             # In the event's own transaction: the letter is there if, and only if, the offset has passed the event.
-            ctx._outputs.append(self._letter(failure, record, route, timer))
+            ctx._outputs.append(self.letter(failure, record, route, timer))
+        await self.complete(ctx, self._watermark(record, timer))
+
+    async def complete(self, ctx: EventContext[Any], watermark: int) -> None:
+        """Admit an event whose handler is not called (again)."""
         unit = self._unit(ctx)
-        failed = unit.complete(ctx, None, self._watermark(record, timer))
+        failed = unit.complete(ctx, None, watermark)
         assert failed is None  # it has changed nothing
         await self._admit(unit)
+
+    # -- parked keys ---------------------------------------------------------------------------------------------------
+
+    async def queue(self, queue: Queue, record: IncomingRecord) -> None:
+        """Have an event wait behind those of its key. Raises ``NoRoom``."""
+        ctx = self.context(record)
+        ctx._timer_changes = self.parked_events.behind(queue, record)
+        await self.complete(ctx, record.offset + 1)
+
+    async def change(
+        self, changes: dict[str, Timer | None], waiter: Waiter | None = None, *, set_aside: str = ""
+    ) -> None:
+        """Admit changes of queues that no event makes. ``set_aside``: the timer that does not fire until it is called
+        back."""
+        pool, partition = self._host.pool, self._partition
+        while pool.is_full and partition.state.admits:
+            await pool.wait_room()
+        if partition.state.admits:
+            admitted = partition.timers.admitted(changes, INTERJECTION)
+            if set_aside:
+                partition.timers.set_aside(set_aside)
+            pool.admit(partition.partition, partition.watermark, [], admitted, waiter, events=0)
 
     def _announce(
         self, decision: Decision, failure: Failure, record: IncomingRecord, route: Route | None, timer: Timer | None
@@ -378,14 +427,15 @@ class Execution:
             raise EventFailure(text) from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)
 
-    def _letter(self, failure: Failure, record: IncomingRecord, route: Route | None, timer: Timer | None) -> DeadLetter:
+    def letter(self, failure: Failure, record: IncomingRecord, route: Route | None, timer: Timer | None) -> DeadLetter:
         """Make the dead letter of an event that has failed for good."""
         host, handler = self._host, "" if route is None else route.handler_name
         topic, now, instance = host.config.dead_letters, host.wall_ms(), host.config.instance_id
         letter = dead_letter(topic, record, failure.error, failure.attempts, now, timer, handler, instance)
         return letter.within(host.message_limit)
 
-    def _decode_policy(self, record: IncomingRecord) -> Retry:
+    def decode_policy(self, record: IncomingRecord) -> Retry:
+        """Return the policy of a record that cannot be read."""
         nulls, on_error = self._partition.nulls, self._partition.on_error
         policy = self._host.config.decode_policy if on_error is None else on_error
         return policy if nulls is None or record.value is not None else nulls

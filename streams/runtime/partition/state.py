@@ -8,9 +8,11 @@ from typing import Any, Protocol
 import msgspec
 
 from streams.core.known_failures import KnownFailures
+from streams.core.parking import BrokenQueue, Queue
 from streams.core.partition import PartitionState
 from streams.core.position import Position, offsets_of
 from streams.core.timers import Timer
+from streams.errors import OffsetError
 from streams.outcomes import Retry
 from streams.protocols import JournalledStore
 from streams.records import TopicPartition
@@ -75,13 +77,24 @@ class Partition:
         """Work on this state from now on."""
         self.store = restored.store
         self.offset_record = restored.offset_record
-        self.timers.restore(restored.timers.values())
+        try:
+            self.timers.restore(restored.timers.values())
+        except BrokenQueue as error:
+            raise OffsetError(
+                f"{self.topic_partition}: the queues of parked keys in the changelog are broken: {error}. Something "
+                "else writes to it, or a newer version of this package does"
+            ) from error
         self.timers.joined = restored.joined
         self.kept = restored.kept
         self.is_journalled = isinstance(self.store, JournalledStore)
         self.before_event = getattr(self.store, "before_event", None) if self.is_journalled else None
         if self.before_event is not None and hasattr(self.store, "timekeeper"):
             self.store.timekeeper = self.timekeeper
+
+    @property
+    def parked(self) -> Mapping[bytes, Queue]:
+        """Return the queues of its parked keys; empty: no key is parked."""
+        return self.timers.parked.keys
 
     @property
     def joined(self) -> JoinedRows:

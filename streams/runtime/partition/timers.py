@@ -7,14 +7,17 @@ that have not fired, and a timer's effects are there if and only if it is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from streams.core import parking
 from streams.core.origin import Origin
+from streams.core.parking_rules import found_by
 from streams.core.router import Router
 from streams.core.timers import Timer, Timers
 from streams.core.visits import TIMER_PREFIX as VISIT_PREFIX
-from streams.records import Change
+from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, TopicPartition
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.ports import LookupTables
@@ -24,6 +27,10 @@ from streams.settings.config import EventSourceConfig
 class TimerHost(Protocol):
     """The part of ``host.Host`` that timers need."""
 
+    @property
+    def writer(self) -> str: ...
+    @property
+    def rng(self) -> random.Random: ...
     @property
     def config(self) -> EventSourceConfig: ...
     @property
@@ -46,29 +53,54 @@ class PartitionTimers:
         """The inputs whose events move no time (``InputSpec.moves_time``)."""
         self.visits: dict[str, Timer] = {}
         """The states of visits, by the names of their timers (``core.visits``): kept as timers, and never due."""
+        self.parked = parking.ParkedKeys()
+        """The queues of parked keys. Their records are among the timers: each is due when its head is to be tried."""
 
     def __bool__(self) -> bool:
-        return bool(self.visits) or len(self._timers) > 0
+        return bool(self.visits) or len(self._timers) > 0  # among them those of parked keys
 
     def __len__(self) -> int:
-        return len(self._timers)
+        return len(self._timers) - len(self.parked.by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._timers
+        return name in self._timers and not parking.is_parked(name)
 
     def __iter__(self) -> Iterator[Timer]:
         return iter(self._timers)
 
     def restore(self, timers: Iterable[Timer]) -> None:
-        """Begin with the timers of a restored state."""
+        """Begin with the timers of a restored state. Raises ``core.parking.BrokenQueue``."""
         found = list(timers)
+        self.parked = parking.ParkedKeys(timer for timer in found if parking.is_parked(timer.name))
+        queues = self.parked.by_name.values()
         self.visits = {timer.name: timer for timer in found if timer.name.startswith(VISIT_PREFIX)}
         # In place of all that is here, which may have timers of events that were never committed.
-        self._timers = Timers(timer for timer in found if timer.name not in self.visits)
+        plain = (timer for timer in found if timer.name not in self.visits and not parking.is_parked(timer.name))
+        self._timers = Timers([*plain, *(queue.record for queue in queues)])
+        for queue in queues:
+            for queued in queue.events.values():
+                self._keep_from_firing(queued)
+        if not queues:
+            return
+        host = self._host
+        # In memory only: what it stands for is in the changelog already.
+        self._apply(found_by(queues, host.writer, host.wall_ms(), host.config.parking, host.rng))
 
     def contents(self) -> dict[str, Timer]:
-        """Return all of them, by name, and the states of visits."""
-        return {timer.name: timer for timer in self._timers} | self.visits
+        """Return all of them, by name, and the states of visits; without parked keys."""
+        return {timer.name: timer for timer in self._timers if not parking.is_parked(timer.name)} | self.visits
+
+    def get(self, name: str) -> Timer | None:
+        """Return the timer of this name."""
+        return self._timers.get(name)
+
+    def set_aside(self, name: str) -> None:
+        """Keep a timer from being the first one (``core.timers.Timers.set_aside``)."""
+        self._timers.set_aside(name)
+
+    def call_back(self, name: str) -> None:
+        """Take back ``set_aside``."""
+        self._timers.call_back(name)
 
     def first(self) -> Timer | None:
         """Return the one that is due first."""
@@ -111,9 +143,35 @@ class PartitionTimers:
             visits = {name: timer for name, timer in changes.items() if timer and name.startswith(VISIT_PREFIX)}
             self.visits |= visits
             others = {name: timer for name, timer in changes.items() if name not in visits}
-        self._timers.apply(others)
+        self._apply(others)
         # Removals as well, in the event's own transaction: without them a restored state would fire a timer again.
         return [
             Change(timer_key(name), None if timer is None else encode_timer(timer), origin=origin)
             for name, timer in changes.items()
         ]
+
+    def _apply(self, changes: Mapping[str, Timer | None]) -> None:
+        if not any(parking.is_parked(name) for name in changes):
+            self._timers.apply(changes)
+            return
+        self.parked.apply(changes)
+        self._timers.apply({name: timer for name, timer in changes.items() if not parking.is_piece(name)})
+        for timer in changes.values():
+            if isinstance(timer, parking.PieceRecord) and timer.queued is not None:
+                self._keep_from_firing(timer.queued)
+
+    def _keep_from_firing(self, queued: parking.Queued) -> None:
+        """Have a timer that is due wait for its place in a queue. It stays set: an earlier event may cancel it."""
+        timer = self._timers.get(queued.topic) if queued.is_timer else None
+        if timer is not None and timer.due_ms == queued.timestamp_ms:
+            self._timers.set_aside(timer.name)
+
+
+def as_record(timer: Timer, topic_partition: TopicPartition) -> IncomingRecord:
+    """Return the timer's event as a record of its partition, without an offset (-1); its time is when it is due."""
+    headers: Headers = [(TYPE_HEADER, timer.type.encode())]
+    if timer.version > 1:
+        headers.append((VERSION_HEADER, b"%d" % timer.version))
+    headers += [(name, text.encode()) for name, text in timer.trace]
+    topic, partition = topic_partition
+    return IncomingRecord(topic, partition, -1, timer.key, timer.value, headers, timer.due_ms)

@@ -16,11 +16,11 @@ from streams.core.origin import INTERJECTION
 from streams.core.router import Route
 from streams.core.visits import LONGEST_NAME, TIMER_PREFIX, VisitedKey, VisitRequest, VisitState, state_of
 from streams.errors import DecodeError, EventFailure, RegistrationError
-from streams.runtime.partition.due_timers import as_record
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
+from streams.runtime.partition.timers import as_record
 from streams.statistics import VisitStatistics
 
 _log = logging.getLogger(__name__)

@@ -28,21 +28,19 @@ from streams.runtime.partition.batch_handlers import split_batch
 from streams.runtime.partition.delivery import DeliveredRecords
 from streams.runtime.partition.due_timers import DueTimers
 from streams.runtime.partition.execution import Execution
-from streams.runtime.partition.failures import (
-    RestartNeeded,
-    describe,
-    reason_of,
-    trace_of,
-)
+from streams.runtime.partition.failures import RestartNeeded, describe, reason_of, trace_of
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.interjections import Interjection, StoreRead, Timetable
 from streams.runtime.partition.issue import Issuer
 from streams.runtime.partition.merged_inputs import MergedInputs
+from streams.runtime.partition.parked_events import refuse_parked
+from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.retirement import Retirement
-from streams.runtime.partition.state import Partition
+from streams.runtime.partition.single_events import SingleEvents
+from streams.runtime.partition.state import Partition, Restored
 from streams.runtime.partition.timekeeping import Timekeeper, WindowFailed
 from streams.runtime.partition.timers import PartitionTimers
 from streams.runtime.partition.visiting import Visiting
@@ -78,7 +76,9 @@ class PartitionWorker(Partition):
         self.hot_path = HotPath(self, engine)
         self.delivery = DeliveredRecords(self, engine, self.inbox, self.hot_path, self._wake)
         self._execution = Execution(self, engine)
-        self._due_timers = DueTimers(self, engine, self._execution)
+        heads = ParkedHeads(self, engine, self._execution, self._wake.notify)
+        self._due_timers = DueTimers(self, engine, self._execution, heads)
+        self._singles = SingleEvents(self, engine, self._execution, self._between, self._wait)
         self._visiting = Visiting(self, engine, self._execution)
         self._buffer = ReorderBuffer(self._wake.notify)
         self._issuer = Issuer(self, engine, self._execution, self._buffer)
@@ -147,6 +147,13 @@ class PartitionWorker(Partition):
         assert self.inputs is not None  # the pool of a source with one topic does not call it
         return self.inputs.moved_to(offset)
 
+    def adopt(self, restored: Restored) -> None:
+        """Work on this state from now on. Raises ``OffsetError`` for parked keys that this source cannot handle."""
+        super().adopt(restored)
+        if self.timers.parked.by_name:
+            router = self.engine.router
+            refuse_parked(self.topic_partition, [*router.routes.values(), router.default], bool(self.inputs))
+
     def start_at(self, position: Position) -> None:
         """Begin work at this position, up to which the store is complete."""
         super().start_at(position)
@@ -191,11 +198,12 @@ class PartitionWorker(Partition):
             any(inbox.paused for inbox in self.inboxes),
             self.events_ahead,
             len(self.timers),
-            self.timers.next_due_ms,
+            self.timers.next_due_ms if len(self.timers) else None,
             ends[0] if ends else -1,
             () if self.inputs is None else self.inputs.statistics(self.engine.now(), ends),
             self.visits(),
             dict(self.timekeeper.totals),
+            *self.timers.parked.figures(self._singles.full),
         )
 
     @property
@@ -289,7 +297,7 @@ class PartitionWorker(Partition):
         """Handle some of these records, one at least. Returns the position of the next."""
         position, failure = self.hot_path.run(records, start)
         if failure is not None or position == start:
-            await self._one(records[position], failure)
+            await self._singles.one(records[position], failure)
             return position + 1
         if self.inputs is None:
             await asyncio.sleep(0)
@@ -312,17 +320,9 @@ class PartitionWorker(Partition):
         # Before the failed event goes on alone: its input has its turn then, with its policies and known failures.
         inputs.take_runs(runs, steps, self.engine.now())
         if failure is not None:
-            await self._one(records[position], failure)
+            await self._singles.one(records[position], failure)
         await self._breathe(steps)
         return True
-
-    async def _one(self, record: IncomingRecord, failure: BaseException | None) -> None:
-        """Handle an event that is not plain, or whose first attempt has failed."""
-        if self.engine.router.tracer is None:
-            await self._execution.one(record, failure)
-        else:
-            with self._execution.traced(record):
-                await self._execution.one(record, failure)
 
     async def _breathe(self, steps: int = 1) -> None:
         """Let other tasks run after steps that may not have awaited anything."""
@@ -336,7 +336,7 @@ class PartitionWorker(Partition):
             if self.engine.router.runs_ahead:
                 await self._wake.wait()
             elif (failed := await self.delivery.wait()) is not None:
-                await self._one(*failed)
+                await self._singles.one(*failed)
                 if not self.is_closing:
                     self.inbox.handled(1)
             return

@@ -14,10 +14,17 @@ from functools import partial
 
 from streams.core.admission import size_of_records
 from streams.errors import OffsetError
-from streams.records import PolledPartition
+from streams.records import IncomingRecord, PolledPartition
 from streams.runtime.bridge import Inlet
 from streams.runtime.ports import LogConsumer, Polled
 from streams.runtime.reading.thread import POLL_SECONDS, ReadingThread
+
+FEW = 100
+"""Records of a poll, below which a pause is made in front of the next one."""
+
+PAUSE_SECONDS = 0.002
+"""So long. Live traffic comes a few records at a time, and each poll wakes this thread and the loop. A command ends the
+pause."""
 
 STARVED_POLLS = 5
 """After so many polls without room, of ``POLL_SECONDS`` each, the engine has to make some: slow partitions hold it."""
@@ -113,16 +120,26 @@ class Poller(ReadingThread[LogConsumer]):
         return super()._poll_seconds()
 
     def _received(self, news: Mapping[int, PolledPartition]) -> None:
-        records = {partition: progress.records for partition, progress in news.items()}
-        sizes = {partition: size_of_records(found) for partition, found in records.items()}
+        records: dict[int, list[IncomingRecord]] = {}
+        sizes: dict[int, int] = {}
+        at_end: list[int] = []
+        count = size = 0
+        for partition, progress in news.items():
+            found = records[partition] = progress.records
+            own = sizes[partition] = size_of_records(found)
+            count += len(found)
+            size += own
+            if progress.at_end:
+                at_end.append(partition)
+        if count < FEW:
+            self._pause_seconds = PAUSE_SECONDS
         # The records are counted before they are handed over: the loop may give their room back at once.
         with self._lock:
-            self._outstanding += sum(map(len, records.values()))
-            self._outstanding_bytes += sum(sizes.values())
+            self._outstanding += count
+            self._outstanding_bytes += size
             if self._outstanding >= self._room or self._outstanding_bytes >= self._room_bytes:
                 self._has_room.clear()
-        at_end = frozenset(partition for partition, progress in news.items() if progress.at_end)
-        self._batches.put(Polled(records, sizes, self._epochs, at_end))
+        self._batches.put(Polled(records, sizes, self._epochs, frozenset(at_end)))
 
     def _failed(self, partition: int, epoch: int, error: Exception) -> None:
         if self._gone is not None and isinstance(error, OffsetError):

@@ -49,6 +49,7 @@ class ReadingThread(Generic[SourceT]):
         self._thread: threading.Thread | None = None
         # Of the thread only:
         self._long_polls_at = 0.0
+        self._pause_seconds = 0.0  # until the next poll; a command ends it
         self._consumer: SourceT | None = None
         self._epochs: dict[int, int] = {}
         """Partition -> epoch, as the consumer reads it. Never changed in place."""
@@ -134,7 +135,8 @@ class ReadingThread(Generic[SourceT]):
 
     def _next_command(self) -> Callable[[], None] | None:
         if self._epochs:
-            return self._commands.get(block=False)
+            pause, self._pause_seconds = self._pause_seconds, 0.0
+            return self._commands.get(timeout=pause) if pause else self._commands.get(block=False)
         return self._commands.get(timeout=None if self._consumer is None else self._idle_seconds)
 
     def _poll(self) -> None:

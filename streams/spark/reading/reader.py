@@ -1,46 +1,64 @@
 """The executor's side of a read: one partition of a topic, from one position to another, as Arrow batches.
 
 Where a range ends is a *position*. "The record before the end" may not exist: transaction markers, aborted records
-and compacted ones take offsets too. So the end is reached by a record at or past it, or by the broker's word that the
-partition (as a reader of committed records sees it) ends at or past it.
+and compacted ones take offsets too. So the end is reached by a record batch that reaches there.
 
 Offsets mean nothing without the topic that they were planned for: one that was deleted and recreated has the same
-name, and other records under the same offsets. So a range names the topic's id, and the reader asks for it again.
+name, and other records under the same offsets. So a range names the topic's id, and brokers get it with each fetch;
+of those that do not take it (before Kafka 3.1) it is requested after records have come.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from streams.errors import BrokerUnavailable, OffsetError, StreamsError
-from streams.kafka.permissions import on_topic
-from streams.kafka.translate import BAD_OFFSET, NO_SUCH_TOPIC, READING_ENDS
-from streams.spark.kafka import client, topic_admin, translated
-from streams.spark.reading.consumers import KeptConsumer, fetch_settings, keep, take
+from streams.errors import BrokerUnavailable, LogDamaged, OffsetError, StreamsError, TopicError, TopicReplaced
+from streams.kafka.reading.fetch_session import NO_ID, FetchKind
+from streams.kafka.reading.fetching import LogFetcher
+from streams.kafka.reading.reading_loop import ReadingLoop
+from streams.kafka.reading.record_batches import FetchedBatches
+from streams.spark.kafka import settings_of, topic_admin, translated
+from streams.spark.reading.kept import keep_loop, keep_rest, take_loop, take_rest
 from streams.spark.reading.planning import Advance, split
 from streams.spark.reading.pushed import Pushed
 from streams.spark.reading.read_options import Edge, ReadOptions
-from streams.spark.reading.record_batches import batch_of, collector_off
+from streams.spark.reading.record_batches import Columns
 from streams.spark.reading.topic_logs import LogView, require
 
+_MANY: Final = 16
+"""Ranges; of more than so many, small ones share tasks."""
+_SHARED_OFFSETS: Final = 1000
+"""Offsets of the ranges that share a task, together."""
+_MOST_SHARED: Final = 64
+"""Ranges that share a task."""
 _CHUNK: Final = 5000
+_CHUNK_BYTES: Final = 8 << 20
 _POLL_SECONDS: Final = 0.5
 _ASK_SECONDS: Final = 10.0
-_CHECK_SECONDS: Final = 3.0
 
 _BELIEVE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 0.3
 
 _WAYS_ON: Final = "Load the DataFrame again, or start the query again; failOnDataLoss=false goes on with what is there"
+
+_FIRST_BYTES: Final = ((8_000, 32 << 10), (20_000, 64 << 10), (200_000, 256 << 10))
+"""Up to how many offsets of a range; bytes of its first fetch. The next ones bring what is left, as far as the first
+tells: what is fetched beyond the end is of use only if the next range is read by the same worker."""
+_MOST_BYTES: Final = 1 << 20
+"""Bytes of one fetch, unless a record batch is larger."""
+_LIMITS: Final = ("fetch.message.max.bytes", "max.partition.fetch.bytes")
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +74,17 @@ class Range(InputPartition):
     topic_id: str
 
 
-def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> list[Range]:
-    """Return the planned ranges, without the empty ranges, cut as the options say. ``ids`` are those of the topics."""
-    return [
+@dataclass(frozen=True)
+class SmallRanges(InputPartition):
+    """Ranges that one task reads, one after the other: a task costs Spark as much as some thousand rows."""
+
+    parts: tuple[Range, ...]
+
+
+def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> list[InputPartition]:
+    """Return the planned ranges, without the empty ranges, cut as the options say. ``ids`` are those of the topics.
+    Where there are many, small ones share tasks, unless ``minPartitions`` asks for more of these."""
+    found = [
         Range(place.topic, place.partition, begin, stop, ids[place.topic])
         for place, begin, stop in split(
             {place: (begin, planned.end[place]) for place, begin in planned.begin.items()},
@@ -66,6 +92,18 @@ def ranges(planned: Advance, ids: Mapping[str, str], options: ReadOptions) -> li
             max_records=options.max_records_per_partition,
         )
     ]
+    if len(found) <= _MANY or options.min_partitions is not None:
+        return [*found]
+    tasks: list[list[Range]] = []
+    left = 0
+    for span in found:
+        size = span.end - span.start
+        if size > left or len(tasks[-1]) == _MOST_SHARED:
+            tasks.append([])
+            left = _SHARED_OFFSETS
+        tasks[-1].append(span)
+        left -= size
+    return [SmallRanges(tuple(parts)) if len(parts) > 1 else parts[0] for parts in tasks]
 
 
 class BatchReader(DataSourceReader):
@@ -105,8 +143,6 @@ class BatchReader(DataSourceReader):
         return ranges(planned, start.ids, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, Range):  # Spark's way of saying that there is nothing to read
-            return iter(())
         found = map(self._pushed.kept, batches(partition, self._options))
         return (batch for batch in found if batch.num_rows)
 
@@ -123,170 +159,151 @@ class _PushFilters:
         return self._reader.take_over(filters)
 
 
-def batches(span: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The range as ``pyarrow.RecordBatch``es in offset order. The consumer is kept for the next range, and closed when
-    this one was not read up to its end.
+def batches(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """A range, or some of them, as ``pyarrow.RecordBatch``es, each in offset order. Connections, and what was fetched
+    beyond the end, are kept for the next range.
 
     Raises ``OffsetError`` when records of the range are gone, or the topic is another one than was planned (with
     ``failOnDataLoss``; otherwise goes on with the next ones there are, and logs), ``BrokerUnavailable`` when nothing
-    comes for ``stallSeconds``.
+    comes for ``stallSeconds``, ``LogDamaged`` for what cannot be decoded.
     """
-    with contextlib.closing(_RangeReader(span, options)) as reader:
-        begun = False
-        while True:
-            with collector_off():
-                messages = reader.next()
-                batch = batch_of(messages, span.topic, span.partition, options) if messages else None
-                del messages
-            # Always after records have come, never before: an id does not come back, so a topic that has it still was
-            # the same one all the time before. A check before they are read would be too early: the topic could be made
-            # again in between.
-            asked = reader.ended or (batch is not None and not begun)
-            if asked and not reader.is_planned_topic():
-                return
-            if batch is not None:
-                begun, reader.unproven = True, not asked
-                yield batch
-            if reader.ended:
-                reader.give_back()
-                return
+    # Neither of them is Spark's way of saying that there is nothing to read.
+    parts = (partition,) if isinstance(partition, Range) else getattr(partition, "parts", ())
+    for span in parts:
+        with contextlib.closing(_RangeReader(span, options)) as reader:
+            while not reader.ended:
+                batch = reader.next()
+                if batch is not None:
+                    for at in range(0, batch.num_rows, _CHUNK):
+                        yield batch.slice(at, _CHUNK)
+                    reader.resume()
 
 
 class _RangeReader:
-    """One consumer at one range. ``next`` gives what has come, in pieces; ``ended`` says that there is no more;
-    ``unproven``, that records were handed on since the topic's id was compared."""
+    """Reads one range. ``next`` gives what has come, in pieces; ``ended`` says that there is no more."""
 
     def __init__(self, span: Range, options: ReadOptions) -> None:
         self.ended = False
-        self.unproven = False
         self._span = span
         self._options = options
-        self._last_error = ""
-        self._log_end: int | None = None  # where the broker says that the partition ends, below the range's end
-        fetching = fetch_settings(span.end - span.start)
-        self._key = (
-            frozenset(options.kafka.items()), options.group, options.committed_only, span.topic, span.topic_id,
-            span.partition, *fetching.values(),
+        self._where = f"{span.topic}[{span.partition}]"
+        self._id = _id_of(span.topic_id)
+        self._rest_key = (
+            frozenset(options.kafka.items()), options.committed_only, span.topic, span.topic_id, span.partition
         )  # fmt: skip
-        kept = take(self._key)
-        self._kept = kept or KeptConsumer(self._made(fetching), fetching["queued.min.messages"] > 1000)
-        self._consumer = self._kept.consumer
-        if kept is not None:
-            self._consumer.resume(self._consumer.assignment())  # first: an assignment leaves a paused partition paused
-        if kept is None or kept.position != span.start:
-            self._begin_at(span.start, found=kept is not None)
+        self._position = span.start
+        self._waiting: deque[FetchedBatches] = deque()
+        self._columns = Columns()
+        self._loop: ReadingLoop | None = None
+        self._fetcher: LogFetcher | None = None
+        self._failure: StreamsError | None = None
         self._progress = time.monotonic()
-        self._checked_at = 0.0  # when the topic was last looked at, while nothing came
-        self._gone = False  # the topic that was planned
-        self._sound = True  # nothing but records has come, so the next range may go on
-        self._returned = False
+        self._has_failed = False  # since the last record, while the topic was there
+        self._is_unproven = False  # rows are out, of brokers that do not take the topic's id
+        if (rest := take_rest(self._rest_key, span.start)) is not None:
+            self._waiting.append(rest)
 
-    def _made(self, fetching: Mapping[str, int]) -> Consumer:
-        settings: dict[str, Any] = {
-            **fetching,
-            "fetch.queue.backoff.ms": 5,  # with the default, 1 s, reading halts each time that the queue was full
-            "reconnect.backoff.max.ms": 1000,
-            **self._options.kafka,
-            "group.id": self._options.group,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "isolation.level": "read_committed" if self._options.committed_only else "read_uncommitted",
-        }
-        consumer: Consumer = client(Consumer, settings)
-        return consumer
+    def next(self) -> pa.RecordBatch | None:
+        """The next rows of the range; none when something else has happened, or nothing for half a second."""
+        columns, end = self._columns, self._span.end
+        columns.clear()
+        while self._position < end and columns.rows < _CHUNK and columns.size < _CHUNK_BYTES:
+            if self._waiting:
+                self._decode()
+            elif self._failure is None and self._receive():
+                continue
+            elif columns.rows:  # what is there goes first
+                break
+            else:
+                self._mind_failure()
+                return None
+        self.ended = self._position >= end
+        batch = columns.batch(self._span.topic, self._span.partition, self._options) if columns.rows else None
+        if self._fetcher is not None and self._fetcher.by_name and (self.ended or not self._is_unproven):
+            # After records have come, never before: an id does not come back, so a topic that has it still was the same
+            # one all the time before. Earlier, the topic could be made again in between.
+            if not self.is_planned_topic():
+                self.ended = True
+                return None
+            self._is_unproven = True
+        if self.ended and self._waiting:
+            keep_rest(self._rest_key, self._waiting[0])
+        return batch
 
-    def give_back(self) -> None:
-        """Leave the consumer to the next range, at the end of this one."""
-        if self._sound and not self._gone:
-            self._kept.position, self._returned = self._span.end, True
-            keep(self._key, self._kept)
+    def resume(self) -> None:
+        """Go on: the time that Spark has taken for the rows is no silence of the broker's."""
+        self._progress = time.monotonic()
 
     def close(self) -> None:
-        """Close the consumer, unless it was given back."""
-        if not self._returned:
-            self._consumer.close()
+        """Leave the connections to the next range."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+        if self._loop is not None:
+            keep_loop(self._options.kafka, self._loop)
 
-    def next(self) -> list[Message]:
-        """The next messages of the range; none when something else has happened, or nothing for half a second."""
-        found, self._kept.ahead = self._kept.ahead, []
-        if not found:
-            # `consume(n, timeout)` waits the whole timeout when fewer than n are there: wait for one, take the rest.
-            first = self._consumer.poll(_POLL_SECONDS)
-            if first is None:
-                self._check_stall()
-                return []
-            found = [first]
-            # No more than the range may have: the client fetches nothing before its queue is empty.
-            if first.error() is None and (left := min(_CHUNK, self._span.end - _offset(first)) - 1) > 0:
-                found += self._consumer.consume(left, 0)
-        if any(error is not None for error in map(Message.error, found)) or _offset(found[-1]) >= self._span.end - 1:
-            found = self._until_end(found)
-        if found:
-            self._progress = time.monotonic()
-        return found
-
-    def _begin_at(self, offset: int, *, found: bool = False) -> None:
-        """Begin there; ``found``: this client has found the partition before."""
-        self._kept.ahead = []
-        self._consumer.assign([TopicPartition(self._span.topic, self._span.partition, offset)])
-        if found:
+    def _decode(self) -> None:
+        batches = self._waiting[0]
+        try:
+            batches.fill(self._columns, _CHUNK, self._span.end)
+        except StreamsError as error:
+            self._waiting.clear()
+            self._failure = error
             return
-        # The partition's leader would be looked for by a timer of up to a second; asking finds it now.
-        with contextlib.suppress(KafkaException):
-            self._consumer.list_topics(self._span.topic, timeout=min(_ASK_SECONDS, self._options.stall_seconds))
+        self._position, self._progress, self._has_failed = batches.position, time.monotonic(), False
+        if batches.is_done:
+            self._waiting.popleft()
 
-    def _until_end(self, messages: list[Message]) -> list[Message]:
-        wanted: list[Message] = []
-        for at, message in enumerate(messages, 1):
-            error = message.error()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                self._log_end = _offset(message)
-                self.ended = self._log_end >= self._span.end
-                at -= self._log_end > self._span.end  # the next range may end there, too, and it is not said again
-            elif error is not None:
-                self._take_error(error)
-            elif (offset := _offset(message)) < self._span.end:
-                wanted.append(message)
-                self.ended = offset == self._span.end - 1
-            else:
-                self.ended, at = True, at - 1
-            if self.ended:  # what came with the last records of this range begins the next one
-                self._kept.ahead = messages[at:]
-                break
-        return wanted
+    def _receive(self) -> bool:
+        """Wait for answers of the broker. ``False``: nothing came, or a failure."""
+        fetcher = self._fetcher or self._begin()
+        self._waiting.extend(found for _, found in fetcher.poll_fetched(_POLL_SECONDS))
+        self._failure = next(iter(fetcher.take_failures().values()), None)
+        return bool(self._waiting)
 
-    def _take_error(self, error: KafkaError) -> None:
-        """Raises errors that do not pass by themselves. The others are reported when nothing comes any more."""
-        span, code, self._sound = self._span, error.code(), False
-        if code in BAD_OFFSET:
+    def _begin(self) -> LogFetcher:
+        """Begin to fetch at the position."""
+        span, options = self._span, self._options
+        if self._loop is None:
+            self._loop = take_loop(options.kafka)
+        if self._fetcher is None:
+            self._fetcher = LogFetcher(
+                settings_of(options.kafka), span.topic, _kind_of(span.end - span.start, options),
+                loop=self._loop, committed_only=options.committed_only,
+            )  # fmt: skip
+        self._fetcher.add_all({span.partition: self._position}, {span.partition: span.end}, self._id)
+        return self._fetcher
+
+    def _mind_failure(self) -> None:
+        """Raises errors that do not pass by themselves, and ends what lasts too long."""
+        error, self._failure = self._failure, None
+        if error is None:
+            self._check_stall()
+        elif isinstance(error, OffsetError) and not isinstance(error, TopicReplaced):
             self._skip_what_is_gone()
-        elif code in NO_SUCH_TOPIC:
-            self.ended = not self.is_planned_topic()
-        elif code in READING_ENDS or error.fatal():
-            needed = [on_topic("Read", span.topic)]
-            doing = f"reading {span.topic}[{span.partition}]"
-            raise translated(KafkaException(error), doing, self._options.kafka, needed)
-        self._last_error = error.str()
+        elif isinstance(error, LogDamaged) or not isinstance(error, TopicError | TopicReplaced):
+            raise error
+        elif not self.is_planned_topic():
+            self.ended = True
+        elif self._has_failed:
+            raise error
+        else:  # one broker was late to know it
+            self._has_failed = True
+            self._begin()
 
     def _skip_what_is_gone(self) -> None:
-        span = self._span
+        span, stood = self._span, self._position
         if not self.is_planned_topic():
             self.ended = True
             return
-        place = TopicPartition(span.topic, span.partition)
-        try:
-            first, end = self._consumer.get_watermark_offsets(place, timeout=_ASK_SECONDS, cached=False)
-        except KafkaException as error:
-            raise translated(error, f"reading {span.topic}[{span.partition}]", self._options.kafka) from error
-        (at,) = self._consumer.position([place])
-        stood = at.offset if at.offset >= 0 else span.start
+        marks = topic_admin(self._options.kafka).watermarks(span.topic, [span.partition], _ASK_SECONDS)[span.partition]
         self._lost(
-            f"{span.topic}[{span.partition}]: records from offset {stood} are gone (retention, or the log was "
-            f"truncated) since the read was planned, which is up to {span.end}; the log has {first} to {end} now"
+            f"{self._where}: records from offset {stood} are gone (retention, or the log was "
+            f"truncated) since the read was planned, which is up to {span.end}; the log has {marks.start} to "
+            f"{marks.end} now"
         )
-        if stood < first < span.end:
-            self._begin_at(first)
+        if stood < marks.start < span.end:
+            self._position = marks.start
+            self._begin()
         else:
             self.ended = True
 
@@ -296,21 +313,18 @@ class _RangeReader:
         _log.warning("failOnDataLoss=false: goes on although records are gone: %s", text)
 
     def _check_stall(self) -> None:
-        now = time.monotonic()
-        if now - self._progress > self._options.stall_seconds:
-            raise self._stalled()
-        if now - max(self._progress, self._checked_at) > _CHECK_SECONDS:
-            self._checked_at = now
-            self._check_topic()
-
-    def _check_topic(self) -> None:
-        """A consumer of a topic that is deleted, or was recreated, does not notice it for a long time."""
-        try:
-            now = self._id_now(_CHECK_SECONDS)
-        except BrokerUnavailable as error:
-            self._last_error = str(error)
-            return
-        self.ended = now != self._span.topic_id and not self.is_planned_topic()
+        fetcher = self._fetcher
+        assert fetcher is not None
+        if (refused := fetcher.refused) is not None:
+            code = getattr(KafkaError, refused.code)
+            raise translated(
+                KafkaException(KafkaError(code, str(refused))), f"reading {self._where}", self._options.kafka
+            )
+        if time.monotonic() - self._progress > self._options.stall_seconds:
+            if fetcher.by_name and not self.is_planned_topic():
+                self.ended = True
+                return
+            raise self._stalled(fetcher)
 
     def _id_now(self, seconds: float) -> str | None:
         """Return the id that the topic has now; ``None`` when there is none of this name."""
@@ -321,43 +335,48 @@ class _RangeReader:
         """Check whether the topic is still the one that was planned. Otherwise raises ``OffsetError``, or logs the
         loss."""
         deadline = time.monotonic() + _BELIEVE_SECONDS
-        while not self._gone and (now := self._id_now(self._options.stall_seconds)) != self._span.topic_id:
+        while (now := self._id_now(self._options.stall_seconds)) != self._span.topic_id:
             if time.monotonic() > deadline:  # so it is not just a broker that does not know the topic yet
                 self._tell_gone(now)
-            else:
-                time.sleep(_AGAIN_SECONDS)
-        return not self._gone
+                return False
+            time.sleep(_AGAIN_SECONDS)
+        return True
 
     def _tell_gone(self, now: str | None) -> None:
         """The topic that was planned is not there; one with the id ``now`` may be."""
-        self._gone = True
         span = self._span
-        place = f"{span.topic}[{span.partition}]"
-        what = f"{place} was deleted before it was read up to {span.end} (its id was {span.topic_id})"
+        what = f"{self._where} was deleted before it was read up to {span.end} (its id was {span.topic_id})"
         if now is not None:
+            is_proven = self._fetcher is not None and not self._fetcher.by_name
             what = (
                 f"{span.topic} was deleted and recreated (id {span.topic_id} then, {now} now) before offsets "
-                f"{span.start} to {span.end - 1} of {place} were read"
+                f"{self._position if is_proven else span.start} to {span.end - 1} of {self._where} were read"
             )
-        if self.unproven:  # rows that are out cannot be taken back: the task fails, and its next attempt gives none
+        if self._is_unproven:  # rows that are out cannot be taken back: the task fails, and its next attempt gives none
             raise OffsetError(f"{what}; what this task has read may be of either topic and must not count. {_WAYS_ON}")
         self._lost(what)
 
-    def _stalled(self) -> StreamsError:
+    def _stalled(self, fetcher: LogFetcher) -> StreamsError:
         span, seconds = self._span, f"{self._options.stall_seconds:g} s (option stallSeconds)"
-        if self._log_end is not None:
+        if 0 <= (log_end := fetcher.end_of(span.partition)) <= self._position:
             return OffsetError(
-                f"reading {span.topic}[{span.partition}] up to {span.end}: the log ends at {self._log_end} and nothing "
+                f"reading {self._where} up to {span.end}: the log ends at {log_end} and nothing "
                 f"came for {seconds}; was the topic recreated, or its log truncated?"
             )
-        because = f": {self._last_error}" if self._last_error else ""
+        because = f": {fetcher.reason}" if fetcher.reason else ""
         return BrokerUnavailable(
-            f"reading {span.topic}[{span.partition}] up to {span.end}: nothing from "
+            f"reading {self._where} up to {span.end}: nothing from "
             f"{self._options.kafka['bootstrap.servers']} for {seconds}{because}"
         )
 
 
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None  # a message that came from a partition has one
-    return offset
+def _kind_of(offsets: int, options: ReadOptions) -> FetchKind:
+    most = next((int(options.kafka[name]) for name in _LIMITS if name in options.kafka), _MOST_BYTES)
+    first = next((size for limit, size in _FIRST_BYTES if offsets <= limit), most)
+    answer = int(options.kafka.get("fetch.max.bytes", 8 << 20))
+    return FetchKind("range", 20, 500, min(first, most), most, answer, keeps_session=False)
+
+
+def _id_of(text: str) -> UUID:
+    """Read the id of a topic as ``topic_id_text`` writes it."""
+    return UUID(bytes=base64.b64decode(f"{text}==")) if len(text) == 22 else NO_ID

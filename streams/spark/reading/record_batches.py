@@ -1,24 +1,24 @@
-"""Kafka messages as Arrow columns: the columns of a read, and the one loop that is run for every record.
+"""Record batches of Kafka as Arrow columns: the columns of a read.
 
-A record costs about two microseconds of Python here, half of it the client's own. So: each column is one pass over the
-messages with a method of theirs, headers are looked at once for each *different* list of headers (a topic has few),
-what is the same in all rows is repeated and not listed, and Python's garbage collector rests meanwhile.
+Nothing is done for each record but what the compiled leaf does (``record_decoder``). Keys and values are taken by Arrow
+out of the batches as they came, headers are looked at once for each *different* list of headers (a topic has few), and
+what is the same in all rows is repeated and not listed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
-from confluent_kafka import Message
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from streams.errors import ConfigError
-from streams.records import TYPE_HEADER, VERSION_HEADER
+from streams.kafka.reading.record_batches import headers_of
+from streams.kafka.reading.record_decoder import APPENDED, NO_KEY, NO_VALUE, decode_columns
+from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
 from streams.spark.reading.read_options import ReadOptions
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -38,10 +38,12 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 READ_SCHEMA: Final = from_arrow_schema(_SCHEMA)
-"""The columns of a read. ``timestampType``: 0 the producer's time, 1 the broker's, -1 none."""
+"""The columns of a read. ``timestampType``: 0 the producer's time, 1 the broker's."""
 _SCHEMA_WITHOUT_HEADERS: Final = _SCHEMA.remove(_SCHEMA.get_field_index("headers"))
-
-_HeaderList = tuple[tuple[str, bytes | None], ...]
+_LEAST_RECORD: Final = 7
+"""Bytes of a record, at least."""
+_MOST_BYTES: Final = 2**31 - 1
+"""Bytes that places of 32 bits reach."""
 
 
 def read_schema(*, include_headers: bool) -> t.StructType:
@@ -55,63 +57,106 @@ def check_schema(schema: t.StructType, options: ReadOptions) -> None:
         raise ConfigError("format('grt') has columns of its own; leave out .schema(...) and use streams.spark.events")
 
 
-@contextlib.contextmanager
-def collector_off() -> Iterator[None]:
-    """No garbage collection inside: nothing here makes cycles, and a list and tuples for every record set it off."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+class Columns:
+    """Rows of one partition, as record batches are put into it (``FetchedBatches.fill``). One thread; used again after
+    ``clear``.
+
+    ``rows`` is their number, ``size`` the bytes of the batches that have them. The arrays have room for more rows; what
+    their numbers mean says ``record_decoder``.
+    """
+
+    def __init__(self) -> None:
+        self._offsets, self._times = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._edges, self._places, self._kinds = np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.uint8)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.rows = self.size = 0
+        self._parts: list[memoryview] = []
+        self._lists: dict[bytes, int] = {}
+
+    def decode(
+        self,
+        data: bytes,
+        at: int,
+        end: int,
+        count: int,
+        base: int,
+        first_ms: int,
+        append_ms: int,
+        start: int,
+        stop: int,
+    ) -> None:
+        """Add the ``count`` records of a batch, those from offset ``start`` up to ``stop``. Raises ``ValueError``."""
+        size = end - at
+        if count * _LEAST_RECORD > size:
+            raise ValueError(f"its head has {count} records, and it has {size} bytes")
+        if self.size + size > _MOST_BYTES:
+            raise ValueError(f"it has {size} bytes, and 2 GiB are the most that is read at once")
+        self._grow(self.rows + count)
+        self.rows = decode_columns(
+            data, at, end, count, base, first_ms, append_ms, start, stop, self.size - at, self.rows,
+            self._edges, self._offsets, self._times, self._places, self._kinds, self._lists,
+        )  # fmt: skip
+        self._parts.append(memoryview(data)[at:end])
+        self.size += size
+
+    def batch(self, topic: str, partition: int, options: ReadOptions) -> pa.RecordBatch | None:
+        """Return the rows as one batch, ``None`` when none is of the ``types`` wanted."""
+        lists = [headers_of(raw) for raw in self._lists]
+        kinds = [_type_and_version(headers or ()) for headers in lists]
+        places, rows = self._places[: self.rows], np.arange(self.rows, dtype=np.int32)
+        if options.types is not None:
+            wanted = np.array([name in options.types for name, _ in kinds], dtype=bool)
+            rows = rows[wanted[places]]
+        if not len(rows):
+            return None
+        if len(rows) < self.rows:
+            places = places[rows]
+        kept: Any = rows if len(rows) < self.rows else slice(self.rows)
+        indices, flags, count = pa.array(places), self._kinds[kept], len(rows)
+        parts = self._parts
+        contents = pa.Array.from_buffers(
+            pa.binary(),
+            4 * self.rows - 1,
+            [None, pa.py_buffer(self._edges), pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))],
+        )
+        times = pa.array(self._times[kept]).cast(pa.timestamp("ms", "UTC")).cast(_TIME)
+        columns = [
+            contents.take(_places(4 * rows, flags & NO_KEY)),
+            contents.take(_places(4 * rows + 2, flags & NO_VALUE)),
+            pa.array([name for name, _ in kinds], pa.string()).take(indices),
+            pa.array([version for _, version in kinds], pa.int32()).take(indices),
+            *([header_column(lists).take(indices)] if options.include_headers else []),
+            pa.repeat(pa.scalar(topic, pa.string()), count),
+            pa.repeat(pa.scalar(partition, pa.int32()), count),
+            pa.array(self._offsets[kept].copy()),  # Arrow does not copy
+            times,
+            pa.array((flags & APPENDED != 0).astype(np.int32)),
+        ]
+        schema = _SCHEMA if options.include_headers else _SCHEMA_WITHOUT_HEADERS
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _grow(self, rows: int) -> None:
+        if rows > (room := len(self._offsets)):
+            room = max(rows, 2 * room)
+            self._offsets, self._times = _longer(self._offsets, room), _longer(self._times, room)
+            self._edges, self._places = _longer(self._edges, 4 * room), _longer(self._places, room)
+            self._kinds = _longer(self._kinds, room)
 
 
-def batch_of(messages: list[Message], topic: str, partition: int, options: ReadOptions) -> pa.RecordBatch | None:
-    """Messages of one partition, none of them an error, as one batch; ``None`` when none is of the ``types`` wanted."""
-    lists, places = _different_headers(messages)
-    kinds = [_type_and_version(headers) for headers in lists]
-    if options.types is not None:
-        good = [name in options.types for name, _ in kinds]
-        if not all(good):
-            kept = [n for n, place in enumerate(places) if good[place]]
-            messages, places = [messages[n] for n in kept], [places[n] for n in kept]
-    rows = len(messages)
-    if not rows:
-        return None
-    indices = pa.array(places, pa.int32())
-    times, time_types = _times(messages)
-    columns = [
-        pa.array(list(map(Message.key, messages)), pa.binary()),
-        pa.array(list(map(Message.value, messages)), pa.binary()),
-        pa.array([name for name, _ in kinds], pa.string()).take(indices),
-        pa.array([version for _, version in kinds], pa.int32()).take(indices),
-        *([header_column(lists).take(indices)] if options.include_headers else []),
-        pa.repeat(pa.scalar(topic, pa.string()), rows),
-        pa.repeat(pa.scalar(partition, pa.int32()), rows),
-        pa.array(list(map(Message.offset, messages)), pa.int64()),
-        times,
-        time_types,
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA if options.include_headers else _SCHEMA_WITHOUT_HEADERS)
+def _longer(numbers: Any, room: int) -> Any:
+    made = np.empty(room, numbers.dtype)
+    made[: len(numbers)] = numbers
+    return made
 
 
-def _different_headers(messages: list[Message]) -> tuple[list[_HeaderList], list[int]]:
-    """The lists of headers that there are, each once, and for each message which one it has."""
-    index: dict[_HeaderList, int] = {}
-    places: list[int] = []
-    # The stubs say that headers may be a mapping or text; what is received is a list of pairs, or None.
-    found: Any = map(Message.headers, messages)
-    last: Any = ...
-    place = 0
-    for headers in found:
-        if headers != last:  # to compare takes less than to make a tuple, and to look it up
-            last, place = headers, index.setdefault(tuple(headers) if headers else (), len(index))
-        places.append(place)
-    return list(index), places
+def _places(rows: Any, is_null: Any) -> pa.Array:
+    return pa.array(rows, mask=is_null != 0) if is_null.any() else pa.array(rows)
 
 
-def _type_and_version(headers: _HeaderList) -> tuple[str | None, int | None]:
+def _type_and_version(headers: ReceivedHeaders) -> tuple[str | None, int | None]:
     """The event's name and version; version 1 when the header is missing, ``None`` when it makes no sense."""
     name: str | None = None
     version: int | None = 1
@@ -148,13 +193,3 @@ def header_column(lists: Iterable[Iterable[tuple[str, str | bytes | None]] | Non
         [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(HEADERS.value_type)
     )
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
-
-
-def _times(messages: list[Message]) -> tuple[Any, Any]:
-    stamps = list(map(Message.timestamp, messages))
-    kinds = {kind for kind, _ in stamps}
-    times = [at if kind else None for kind, at in stamps] if 0 in kinds else [at for _, at in stamps]
-    column = pa.array(times, pa.timestamp("ms", "UTC")).cast(_TIME)
-    if len(kinds) == 1:
-        return column, pa.repeat(pa.scalar(kinds.pop() - 1, pa.int32()), len(stamps))
-    return column, pa.array([kind - 1 for kind, _ in stamps], pa.int32())

@@ -28,7 +28,7 @@ from streams.errors import ConfigError, OffsetError
 from streams.records import TopicPartition
 from streams.spark.reading.planning import Advance, Logs, Positions, advance, between, share, still_there
 from streams.spark.reading.read_options import ReadOptions, read_options
-from streams.spark.reading.reader import Range, batches, ranges
+from streams.spark.reading.reader import batches, ranges
 from streams.spark.reading.record_batches import check_schema
 from streams.spark.reading.topic_logs import LogView, require
 
@@ -46,7 +46,6 @@ class ReaderOfTasks(DataSourceStreamReader):
         self._options = options
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Range)
         return batches(partition, self._options)
 
 

@@ -22,6 +22,7 @@ from pyspark.sql import types as t
 
 from streams.codecs import codec_for, is_pydantic
 from streams.errors import ConfigError
+from streams.model.losses import losses_of, refuse
 
 ScalarKind = Literal["str", "int", "float", "bool", "bytes", "datetime", "local_datetime", "date", "decimal", "uuid"]
 
@@ -140,6 +141,8 @@ def _structure(cls: type, path: str, above: tuple[type, ...]) -> Structure:
     info = inspect.type_info(cls)
     if not isinstance(info, inspect.StructType | inspect.DataclassType):
         raise ConfigError(f"{path}: {cls.__name__} is no msgspec.Struct, dataclass or pydantic model")
+    if not above:
+        refuse(cls, path, losses_of(info), ())  # as codec_for does, also where an event's own codec allows them
     tag = None
     if isinstance(info, inspect.StructType):
         if info.array_like:
@@ -150,6 +153,7 @@ def _structure(cls: type, path: str, above: tuple[type, ...]) -> Structure:
             tag = (info.tag_field, info.tag)
     fields = []
     for found in info.fields:
+        shape = _shape(found.type, f"{path}.{found.name}", (*above, cls))
         default = None
         if found.default is not msgspec.NODEFAULT:
             default = _json(found.default, f"{path}.{found.name}")
@@ -157,7 +161,6 @@ def _structure(cls: type, path: str, above: tuple[type, ...]) -> Structure:
             default = _made_by(found.default_factory, f"{path}.{found.name}")
         elif not found.required:
             default = "null"  # UNSET: the field is not there, and a column without a value is null
-        shape = _shape(found.type, f"{path}.{found.name}", (*above, cls))
         fields.append(
             Field(name=found.name, wire=found.encode_name, shape=shape, required=found.required, default=default)
         )

@@ -322,10 +322,15 @@ def _ragged(fields: list[tuple[Numbers, Numbers]]) -> Any:
     return pa.LargeBinaryArray.from_buffers(_BYTES, len(counts), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
+def compression_settings(kafka: KafkaSettings) -> tuple[str, int]:
+    """Return the name of the codec, and its level. Raises ``ConfigError``."""
+    return codec_of({"compression.level": "1", **kafka}, "zstd")
+
+
 def compression(kafka: KafkaSettings) -> Compression | None:
     """Choose the codec of a write's batches: ``kafka.compression.type``, zstd unless it is given, in its fastest level
     unless ``kafka.compression.level`` is. Raises ``ConfigError``."""
-    name, level = codec_of({"compression.level": "1", **kafka}, "zstd")
+    name, level = compression_settings(kafka)
     if name == "none":
         return None
     codec = pa.Codec(name, level) if name in ("gzip", "zstd") else pa.Codec({"lz4": "lz4_raw"}.get(name, name))

@@ -143,6 +143,12 @@ def checked_folder(text: str | None) -> str | None:
     return text or None
 
 
+def local_path(root: str) -> str | None:
+    """Return the path of an address that every program can open; ``None``: it is one of a store."""
+    store, path = _opened(root) if _ADDRESS.match(root) is None or root.lower().startswith("file:") else (None, "")
+    return None if store is None else path
+
+
 def shown(root: str) -> str:
     """An address without what may be secret: user, password (also one whose "/" is not written as %2F), settings."""
     return re.sub(r"(?<=://).*@", "", root).partition("?")[0].rstrip("/")

@@ -22,7 +22,7 @@ from streams.errors import ConfigError, StreamsError
 from streams.spark.columns import check_columns
 from streams.spark.kafka import TIMEOUT_SECONDS, no_such_topic, topic_admin
 from streams.spark.writing.batch_encoding import BatchEncoder
-from streams.spark.writing.folders import staging_folder
+from streams.spark.writing.folders import StagingFolder, staging_folder
 from streams.spark.writing.marker_log import MarkerLog
 from streams.spark.writing.markers import BatchRequest, WriteRequest, written_by
 from streams.spark.writing.placing import topic_shapes
@@ -42,6 +42,23 @@ class WriteResult:
     rows: int
     written: bool
     committed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPart:
+    """The part of a write that its tasks must know. ``done``: it was written before, and there is nothing to stage.
+    ``streaming``: the folder, and what messages say, end with the query and batch of the task."""
+
+    options: SinkOptions
+    doing: str
+    folder: StagingFolder | None
+    run: str | None = None
+    done: bool = False
+    streaming: bool = False
+
+    def folder_of(self, query: str | None, batch: int | None) -> StagingFolder | None:
+        """Return the folder where a task keeps files."""
+        return self.folder if self.folder is None or query is None else self.folder / query / str(batch)
 
 
 def target_of(options: WriteOptions | StreamWriteOptions) -> WriteTarget:
@@ -69,24 +86,36 @@ def find_write(options: WriteOptions) -> WriteResult | None:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One exactly-once write. Built once by Spark, then copied to the tasks and to the process that commits."""
+    """One exactly-once write. Built once by Spark, then copied to the tasks and to the process that commits. ``done``:
+    what it was found to be when it was planned, where it is made again to be committed."""
 
-    def __init__(self, options: WriteOptions, schema: t.StructType, *, one_machine: bool) -> None:
+    def __init__(
+        self, options: WriteOptions, schema: t.StructType, *, one_machine: bool, done: bool | None = None
+    ) -> None:
         check_columns(schema, topic_given=options.topic is not None)
         self._options = options
         self._run = options.run_id or uuid.uuid4().hex
         identity = f"{options.id_prefix}{options.topic}\0{options.write_id}"
         self._folder = staging_folder(options.staging_dir, identity, one_machine=one_machine)
         # Only a hint that saves work: what decides is read again at commit time, behind the fence.
-        self._done = read_marker(target_of(options), f"write {options.write_id!r}", needs_topic=True) is not None
+        if done is None:
+            done = read_marker(target_of(options), f"write {options.write_id!r}", needs_topic=True) is not None
+        self._done = done
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of one task. Writes nothing to a broker."""
         if self._done:
             return Staged(0, 0, None)
+        part = self.task_part
+        encoder = _encoder(self._options, part.doing)
+        return stage(iterator, encoder, threshold=self._options.staging_threshold, folder=part.folder)
+
+    @property
+    def task_part(self) -> TaskPart:
+        """Return what its tasks must know."""
         folder = None if self._folder is None else self._folder / self._run
-        encoder = _encoder(self._options, f"write {self._options.write_id!r}")
-        return stage(iterator, encoder, threshold=self._options.staging_threshold, folder=folder)
+        doing = f"write {self._options.write_id!r}"
+        return TaskPart(options=self._options, doing=doing, folder=folder, run=self._run, done=self._done)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All rows and the marker in one transaction. Called once, in the driver, when every task has succeeded."""
@@ -140,11 +169,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of one task. Writes nothing to a broker."""
         query, batch = _task_of_query()
-        folder = None if self._folder is None else self._folder / query / str(batch)
-        encoder = _encoder(self._options, f"sink {self._options.sink!r}, batch {batch}")
+        part = self.task_part
+        encoder = _encoder(self._options, f"{part.doing}, batch {batch}")
+        folder = part.folder_of(query, batch)
         staged = stage(iterator, encoder, threshold=self._options.staging_threshold, folder=folder)
         staged.query, staged.batch = query, batch
         return staged
+
+    @property
+    def task_part(self) -> TaskPart:
+        """Return what its tasks must know."""
+        return TaskPart(
+            options=self._options, doing=f"sink {self._options.sink!r}", folder=self._folder, streaming=True
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """All rows and the marker in one transaction. Called in the driver, when every task has succeeded."""
@@ -199,6 +236,11 @@ class MicroBatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of one task. Writes nothing to a broker."""
         return self._writer.write(iterator)
+
+    @property
+    def task_part(self) -> TaskPart:
+        """Return what its tasks must know."""
+        return self._writer.task_part
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All rows and the marker in one transaction. Called once, in the driver, when every task has succeeded."""

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.spark.options import KafkaSettings, checked, id_prefix, kafka_settings, whole
+from streams.spark.options import KafkaSettings, checked, id_prefix, kafka_settings, whole, word
 from streams.spark.writing.batch_encoding import compression
 from streams.spark.writing.folders import checked_folder
 
-_COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold")
+_COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold", "tasks")
 _WRITE: Final = ("writeId", "runId")
 MICRO_BATCH: Final = "batchId"
 """Makes of ``df.write`` the write of a micro-batch. ``write_batch`` gives it."""
@@ -169,6 +169,7 @@ def _common(plain: Mapping[str, str], identity: str) -> dict[str, Any]:
             "option topic is missing. When each row names its topic in a column, give the option markerTopic "
             f"instead: one of the topics, always the same one for the same {identity}"
         )
+    word("tasks", plain.get("tasks", "java"), ("java", "python"))
     return {
         "kafka": _kafka(plain),
         "topic": topic,

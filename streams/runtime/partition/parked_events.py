@@ -1,0 +1,124 @@
+"""The way of events into the queues of parked keys: what an event changes there, and whether there is room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from streams.core.parking import LONGEST_PIECE, PREFIX, Queue, Queued, encoded_size, queued_record
+from streams.core.parking_rules import next_due_ms
+from streams.core.policy import Failure
+from streams.core.router import Route
+from streams.core.timers import Timer
+from streams.errors import EventFailure, OffsetError, RecordRefused
+from streams.outcomes import Retry
+from streams.records import IncomingRecord, TopicPartition, shown_key
+from streams.runtime.changelog import timer_key
+from streams.runtime.partition.failures import describe
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.state import Partition
+
+QUEUES = timer_key(PREFIX)
+"""The keys of queues in the changelog begin with it."""
+
+
+def unparkable(routes: Iterable[Route | None], *, has_inputs: bool) -> str:
+    """Return why the keys of a source with these routes cannot be parked; ``""``: they can."""
+    if has_inputs:
+        return "reads several topics (inputs, joined tables, the loop and visits are some)"
+    for route in routes:
+        if route is not None and (route.ahead is not None or route.kind is not None):
+            kind = route.kind.option if route.ahead is None else route.ahead.stage.name
+            return f"has a handler of {route.name} that is not called in its turn for one event alone ({kind})"
+    return ""
+
+
+def refuse_parked(where: TopicPartition, routes: Iterable[Route | None], has_inputs: bool) -> None:
+    """Raise ``OffsetError`` for a partition with parked keys whose source cannot handle them."""
+    if reason := unparkable(routes, has_inputs=has_inputs):
+        raise OffsetError(
+            f"{where}: keys are parked in its changelog, and the source {reason}: later events of those keys would "
+            "pass them. Empty the queues with the release before: see kes parked"
+        )
+
+
+class NoRoom(Exception):
+    """An event that is to be parked, or to be queued (then there is no ``failure``), finds no room. ``setting``: the
+    bound of ``ParkingConfig`` that is reached."""
+
+    def __init__(self, queued: Queued, failure: Failure | None, setting: str) -> None:
+        self.queued = queued
+        self.failure = failure
+        self.setting = setting
+        why = f" (the event failed: {describe(failure.error)})" if failure is not None else ""
+        super().__init__(f"its key {shown_key(queued.key)} cannot be parked: ParkingConfig.{setting} is reached{why}")
+
+
+class ParkedEvents:
+    """The way into the queues of one partition. On its task. What is returned are the changes of the event; they take
+    effect when it is admitted."""
+
+    def __init__(self, partition: Partition, host: Host) -> None:
+        self._partition = partition
+        self._host = host
+
+    def begun(
+        self,
+        failure: Failure,
+        record: IncomingRecord,
+        timer: Timer | None,
+        policy: Retry,
+        handler: str,
+        pause_seconds: float | None,
+    ) -> dict[str, Timer | None]:
+        """Park the key of an event that has failed. ``pause_seconds``: until the next attempt; ``None``: by the pace of
+        queues. Raises ``NoRoom``."""
+        host, error, attempts = self._host, failure.error, failure.attempts
+        self._refuse_if_refused(record, error)
+        # Timers are a part of the state already, so they always find room.
+        queued = self._with_room(record, failure) if timer is None else Queued.of_timer(timer)
+        now_ms = host.wall_ms()
+        if pause_seconds is None:
+            due_ms = next_due_ms(error, attempts, policy, host.config.parking, now_ms, host.rng)
+        else:
+            due_ms = now_ms + round(1000 * pause_seconds)
+        return self._partition.timers.parked.begun(
+            queued, host.writer, attempts, due_ms, describe(error), handler, now_ms, self._longest_piece
+        )
+
+    def behind(self, queue: Queue, record: IncomingRecord) -> dict[str, Timer | None]:
+        """Have a record wait behind the events of its key. Raises ``NoRoom``."""
+        queued = self._with_room(record, None)
+        known = self._partition.failures.meet(record.offset)
+        if known is not None:
+            self._refuse_if_refused(record, known.error)
+        return queue.followed_by(queued, self._longest_piece)
+
+    def timer_behind(self, queue: Queue, timer: Timer) -> dict[str, Timer | None]:
+        """Give a timer that is due its place behind the events of its key. It stays set: they may cancel it."""
+        return queue.followed_by(Queued.of_timer(timer), self._longest_piece)
+
+    def setting_without_room(self, queued: Queued) -> str:
+        """Return the setting that leaves no room for an event; ``""``: there is room."""
+        config = self._host.config.parking
+        return self._partition.timers.parked.lacks_room(config, queued.key, encoded_size(queued))
+
+    def _with_room(self, record: IncomingRecord, failure: Failure | None) -> Queued:
+        queued = queued_record(
+            record.topic, record.offset, record.timestamp_ms, record.headers, record.key, record.value
+        )
+        setting = self.setting_without_room(queued)
+        if setting:
+            raise NoRoom(queued, failure, setting)
+        return queued
+
+    def _refuse_if_refused(self, record: IncomingRecord, error: BaseException) -> None:
+        """Stop where the changelog refuses the queue itself: parked again it would be refused again, without end."""
+        if isinstance(error, RecordRefused) and (error.key or b"").startswith(QUEUES):
+            raise EventFailure(
+                f"{record.where}: the changelog does not take the event into its key's queue: {describe(error)}. Raise "
+                "its max.message.bytes"
+            ) from error
+
+    @property
+    def _longest_piece(self) -> int:
+        return min(LONGEST_PIECE, max(1, self._host.message_limit // 2))

@@ -1,0 +1,206 @@
+"""The first events of parked keys, tried again between two turns: by time, by each new owner, by an operator.
+
+A head runs as the event that it was. It leaves its queue in the transaction of its effects, so it is in the queue if,
+and only if, they are not there. A process that tries a head which it has found, or which has failed before, notes that
+first: an event that ends its process is not tried at once by one member after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from streams.core import parking
+from streams.core.origin import INTERJECTION, Origin
+from streams.core.parking import Queue, QueueRecord
+from streams.core.parking_rules import next_due_ms
+from streams.core.policy import Decision, Failure, apply_error_policy
+from streams.core.router import Route
+from streams.core.timers import Timer
+from streams.errors import EventFailure
+from streams.metrics import EventFailed, HeadTried
+from streams.outcomes import Retry
+from streams.records import IncomingRecord
+from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.execution import Execution
+from streams.runtime.partition.failures import RestartNeeded, describe
+from streams.runtime.partition.host import Host
+from streams.runtime.partition.parking_acts import as_parked_record
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.timekeeping import WindowFailed
+from streams.runtime.partition.timers import as_record
+
+_log = logging.getLogger(__name__)
+
+
+class HeadContext(EventContext[Any]):
+    """The context of an event that was parked: that of its record, with an origin of its own."""
+
+    _at: Origin = INTERJECTION
+
+    @property
+    def _origin(self) -> Origin:
+        return self._at
+
+
+class ParkedHeads:
+    """The heads of one partition's queues. On its task."""
+
+    def __init__(self, partition: Partition, host: Host, execution: Execution, wake: Callable[[], None]) -> None:
+        self._partition = partition
+        self._host = host
+        self._execution = execution
+        self._wake = wake
+
+    async def attempt(self, due: QueueRecord) -> None:
+        """Try the head of a queue that is due. Raises as ``PartitionWorker.run``."""
+        partition, timers = self._partition, self._partition.timers
+        queue = timers.parked.by_name[due.name]
+        if queue.must_be_noted(self._host.writer):
+            await self._note(queue)
+            return
+        head, timer = queue.head, None
+        if head.is_timer:
+            timer = timers.get(head.topic)
+            if timer is None or timer.due_ms != head.timestamp_ms:  # an earlier event has cancelled or replaced it
+                await self._execution.change(self._left(queue))
+                return
+            record = as_record(timer, partition.topic_partition)
+        else:
+            record = as_parked_record(head, partition.partition)
+        with self._execution.traced(record):
+            await self._try(queue, record, timer)
+
+    def _left(self, queue: Queue) -> dict[str, Timer | None]:
+        return queue.left(self._host.writer, self._host.wall_ms())
+
+    async def _note(self, queue: Queue) -> None:
+        """Note that this process is going to try the head. It is due again once that is committed."""
+        timers, name = self._partition.timers, queue.name
+
+        def committed(error: BaseException | None) -> None:
+            if error is None:  # else the partition is not ours any more, or restarts
+                timers.call_back(name)
+                self._wake()
+
+        # Set aside behind the change, which makes it due.
+        await self._execution.change(queue.noted(self._host.writer), committed, set_aside=name)
+
+    async def _try(self, queue: Queue, record: IncomingRecord, timer: Timer | None) -> None:
+        partition, host, execution = self._partition, self._host, self._execution
+        attempts, origin = queue.state.attempts + 1, queue.origin if timer is None else timer.origin
+        where = "" if timer is None else f"{timer.title} of {partition.topic_partition}"
+        route, event, unreadable = execution.read(record, where)
+        known = partition.failures.meet(origin)
+        error: BaseException | None = unreadable if known is None else known.error
+        if error is None:
+            assert route is not None
+            handler = route.handler
+
+            def handle(ctx: EventContext[Any]) -> Any:
+                answer = handler(ctx, event)
+                return _ended(ctx, answer) if isinstance(answer, Awaitable) else _named(ctx, answer)
+
+            while True:
+                ctx = self._context(queue, record, timer, attempts)
+                error = await execution.run(ctx, handle, partition.watermark, blocking=route.is_blocking)
+                if not isinstance(error, WindowFailed):
+                    break
+                if not await execution.window_failed(error):
+                    return  # given up meanwhile
+            if error is None:
+                host.measure(HeadTried(partition.partition, "completed"))
+                return
+            if not partition.is_journalled:  # only the changelog has the state before the attempt
+                raise RestartNeeded(origin, attempts, error)
+        await self._failed(queue, record, timer, None if unreadable is not None else route, error, attempts)
+
+    def _context(self, queue: Queue, record: IncomingRecord, timer: Timer | None, attempts: int) -> EventContext[Any]:
+        """Make the context of an attempt, with the changes that let the head go."""
+        partition, host = self._partition, self._host
+        if timer is not None:
+            ctx = self._execution.context(None, attempts, timer)
+            assert ctx._timer_changes is not None
+            ctx._timer_changes |= self._left(queue)
+            return ctx
+        made = HeadContext(
+            partition.store, partition.reading, record, [], [], host.message_limit, attempts, partition.timers
+        )
+        made._host, made._at, made._trace = host, queue.origin, self._execution.span
+        made._timer_changes = self._left(queue)
+        return made
+
+    async def _failed(
+        self,
+        queue: Queue,
+        record: IncomingRecord,
+        timer: Timer | None,
+        route: Route | None,
+        error: BaseException,
+        attempts: int,
+    ) -> None:
+        """Carry out the policy of a head that has failed."""
+        partition, host, execution = self._partition, self._host, self._execution
+        now_ms, state, config = host.wall_ms(), queue.state, host.config.parking
+        policy: Retry = execution.decode_policy(record) if route is None else route.policy
+        elapsed = (now_ms - (state.first_ms or now_ms)) / 1000
+        failure = Failure(attempts, error, is_final=route is None, elapsed_seconds=elapsed)
+        decision = apply_error_policy(failure, policy)
+        self._announce(queue, record, timer, route, failure, decision)
+        if decision in (Decision.RETRY, Decision.PARK):
+            if decision is Decision.RETRY:
+                due_ms = now_ms + round(1000 * policy.pause_seconds(attempts, host.rng))
+            else:
+                due_ms = next_due_ms(error, attempts, policy, config, now_ms, host.rng)
+            handler = "" if route is None else route.handler_name
+            await execution.change(queue.failed(host.writer, attempts, due_ms, describe(error), handler, now_ms))
+            return
+        ctx = self._context(queue, record, timer, attempts)
+        ctx._trace = None  # as in ``Execution``: the letter was made to fit
+        if decision is Decision.DEAD_LETTER:
+            letter = execution.letter(failure, record, route, timer)
+            ctx._outputs.append(msgspec.structs.replace(letter, origin=ctx._origin))
+        await execution.complete(ctx, partition.watermark)
+
+    def _announce(
+        self,
+        queue: Queue,
+        record: IncomingRecord,
+        timer: Timer | None,
+        route: Route | None,
+        failure: Failure,
+        decision: Decision,
+    ) -> None:
+        """Measure and log a failure of a head. Raises ``EventFailure`` to stop the source, or ends the process."""
+        partition, host = self._partition, self._host
+        outcome = decision.value if decision is not Decision.RETRY else Decision.PARK.value
+        host.measure(HeadTried(partition.partition, outcome))
+        host.measure(EventFailed(partition.partition, record.offset, describe(failure.error), outcome))
+        name = record.where if timer is None else f"{timer.title} of {partition.topic_partition}"
+        text = (
+            f"{name} ({'the record cannot be read' if route is None else route.name}), the first of {len(queue)} "
+            f"event(s) of a parked key, failed in attempt {failure.attempts}: {describe(failure.error)}"
+        )
+        if decision is Decision.EXIT:
+            host.exit_now(f"{text}; {decision.value}")
+        if decision is Decision.STOP:
+            raise EventFailure(
+                f"{text}; the source stops, and the next start tries it again. To go on, repair the handler and deploy "
+                "it; or stop all members and let this event go: kes parked skip-head MODULE:SOURCE "
+                f"--queue {queue.name.removeprefix(parking.PREFIX)}"
+            ) from failure.error
+        _log.warning("%s; %s", text, outcome)
+
+
+async def _ended(ctx: EventContext[Any], answer: Awaitable[Any]) -> Any:
+    return _named(ctx, await answer)
+
+
+def _named(ctx: EventContext[Any], answer: Any) -> Any:
+    """Give what a head has sent its own origin: ``forward`` takes that of the record."""
+    for output in ctx._outputs:
+        output.origin = ctx._origin
+    return answer

@@ -1,0 +1,1 @@
+"""The tasks' half of the sink in Java, and how it is built."""
