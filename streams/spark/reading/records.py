@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from streams.errors import ConfigError
-from streams.spark.columns import described
+from streams.spark.columns import HEADERS_TYPE, described
 from streams.spark.options import addressed, agreed
 from streams.spark.reading.read_options import ReadOptions, read_options
 from streams.spark.reading.record_batches import read_schema
@@ -134,5 +134,7 @@ def _check_connector(spark: SparkSession, options: Mapping[str, str]) -> None:
 
 def _as_ours(rows: DataFrame, options: ReadOptions) -> DataFrame:
     """Give the connector's rows our columns, of the types wanted."""
-    ours = described(rows).select(*read_schema(include_headers=options.include_headers).names)
+    # The connector has null where a record has no headers.
+    there = rows.withColumn("headers", f.coalesce("headers", f.array().cast(HEADERS_TYPE)))
+    ours = described(there).select(*read_schema(include_headers=options.include_headers).names)
     return ours if options.types is None else ours.where(f.col("type").isin(*sorted(options.types)))
