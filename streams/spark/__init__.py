@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:  # with a PySpark before 4.2, too, which so
     advice = "streams.spark needs pyspark>=4.2: pip install 'kafka-event-source[spark]', or a platform with Spark 4.2"
     raise ModuleNotFoundError(advice, name="pyspark>=4.2") from error
 
+from streams.spark.reading.records import records
 from streams.spark.reading.topic_logs import end_offsets
 from streams.spark.session import local_session, register
 from streams.spark.source import GrtDataSource
@@ -62,6 +63,7 @@ __all__ = [
     "ordered",
     "read_events",
     "read_state",
+    "records",
     "register",
     "replay",
     "schema_of",

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from streams.errors import ConfigError, StreamsError
+from streams.errors import ConfigError, OffsetError, StreamsError
 from streams.spark.writing.markers import BatchRequest, Stored, WriteRequest, Written, written_by
 
 pytestmark = pytest.mark.spark
@@ -23,6 +23,18 @@ def asked(
 
 def marker(batch: int, query: str = QUERY, before: Stored | None = None, rows: int = 7) -> Stored:
     return dataclasses.replace(asked(batch, query=query), rows=rows).marker(before, at_ms=1000)
+
+
+def test_source_topics_stay_the_ones_they_were() -> None:
+    first = dataclasses.replace(asked(0), sources={"in": "a", "old": "x"}).marker(None, at_ms=1000)
+    following = dataclasses.replace(asked(1), sources={"in": "a", "new": "b"})
+    assert following.written(first) is None
+    with pytest.raises(OffsetError, match=r"source topic in was deleted and recreated \(id a then, c now\)"):
+        dataclasses.replace(following, sources={"in": "c"}).written(first)
+    again = dataclasses.replace(asked(0), sources={"in": "c"})
+    assert again.written(first) == THERE, "what is written already was read before"
+    assert asked(1).written(first) is None, "the option was taken away"
+    assert dataclasses.replace(asked(1), sources={"in": "a"}).written(marker(0)) is None, "it is new"
 
 
 THERE = Written(rows=7, at_ms=1000)

@@ -8,12 +8,13 @@ of what follows is in ``docs/internals/spark-protocol.md``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from streams.errors import ConfigError, StreamsError
+from streams.errors import ConfigError, OffsetError, StreamsError
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 
@@ -97,6 +98,8 @@ class _BatchMetadata(msgspec.Struct, omit_defaults=True):
     at_ms: int
     replaced: tuple[str, ...] = ()
     """Queries that wrote here before and must not again, the last one last."""
+    sources: dict[str, str] = {}
+    """The ids of the topics that the query reads (option ``sourceTopics``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,8 @@ class BatchRequest:
     """One micro-batch of a streaming query: once for each query and batch, one batch after the other.
 
     ``identity`` is that of the sink. ``replaces`` is the query whose place this one is to take, ``last_written`` what
-    an operator says (query, batch) where the marker is gone.
+    an operator says (query, batch) where the marker is gone. ``sources``: the ids of the topics that the rows were read
+    of, as they are now, behind the reading.
     """
 
     sink: str
@@ -114,6 +118,7 @@ class BatchRequest:
     rows: int
     replaces: str | None = None
     last_written: tuple[str, int] | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"sink {self.sink!r}, batch {self.batch}"
@@ -135,6 +140,7 @@ class BatchRequest:
                 )
             return Written(rows=last.rows, at_ms=last.at_ms)
         if last.batch == self.batch - 1:
+            self._check_sources(last.sources)
             return None
         if last.batch > self.batch:
             raise StreamsError(
@@ -162,6 +168,15 @@ class BatchRequest:
             f"lastWrittenBatch={self.query}:{self.batch} (it is) or {self.query}:{self.batch - 1} (it is not). "
             "Nothing was written"
         )
+
+    def _check_sources(self, known: Mapping[str, str]) -> None:
+        for topic, was in known.items():
+            if (now := self.sources.get(topic, was)) != was:
+                raise OffsetError(
+                    f"{self}: source topic {topic} was deleted and recreated (id {was} then, {now} now) since the last "
+                    "batch: the rows of this one may be of either. Nothing was written. Begin with a new checkpoint "
+                    f"and option replaceQuery={self.query}"
+                )
 
     def _check_other(self, last: _BatchMetadata) -> None:
         if self.query in last.replaced:
@@ -192,7 +207,7 @@ class BatchRequest:
         if stored is not None:
             last = read_metadata(stored, _BatchMetadata)
             replaced = last.replaced if last.query == self.query else (*last.replaced, last.query)
-        metadata = _BatchMetadata(self.query, self.batch, self.rows, at_ms, replaced)
+        metadata = _BatchMetadata(self.query, self.batch, self.rows, at_ms, replaced, dict(self.sources))
         return Stored(self.batch + 1, msgspec.json.encode(metadata).decode())
 
 

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from streams.errors import ConfigError, StreamsError
 from streams.spark.columns import check_columns
+from streams.spark.kafka import TIMEOUT_SECONDS, no_such_topic, topic_admin
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.folders import StagingFolder, staging_folder
 from streams.spark.writing.marker_log import MarkerLog
@@ -195,6 +196,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             rows=sum(message.rows for message in staged),
             replaces=self._options.replace_query,
             last_written=self._options.last_written_batch,
+            sources=_ids_of(self._options.source_topics, target),
         )
         if batchId == 0:  # so that a query that is refused does not fence the rightful one
             request.written(read_marker(target, request))
@@ -247,6 +249,17 @@ class MicroBatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete the staged files: nothing of the batch is anywhere else."""
         self._writer.abort(messages, self._batch)
+
+
+def _ids_of(topics: Iterable[str], target: WriteTarget) -> dict[str, str]:
+    """Return the ids that topics have now. Raises ``TopicError`` for one that is gone."""
+    found = {}
+    for topic in topics:
+        identity = topic_admin(target.kafka).identity(topic, TIMEOUT_SECONDS)
+        if identity is None:
+            raise no_such_topic(topic, target.kafka)
+        found[topic] = identity[0]
+    return found
 
 
 def _encoder(options: SinkOptions, doing: str) -> BatchEncoder:

@@ -17,7 +17,7 @@ _COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThr
 _WRITE: Final = ("writeId", "runId")
 MICRO_BATCH: Final = "batchId"
 """Makes of ``df.write`` the write of a micro-batch. ``write_batch`` gives it."""
-_STREAM: Final = ("sink", "replaceQuery", "lastWrittenBatch")
+_STREAM: Final = ("sink", "replaceQuery", "lastWrittenBatch", "sourceTopics")
 _OF_SPARK: Final = (
     "path",
     "checkpointLocation",
@@ -68,6 +68,8 @@ class StreamWriteOptions(SinkOptions):
     replace_query: str | None
     last_written_batch: tuple[str, int] | None
     """Query and batch."""
+    source_topics: tuple[str, ...]
+    """Topics that must stay the same ones from batch to batch."""
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -104,6 +106,9 @@ def stream_write_options(options: Mapping[str, str]) -> StreamWriteOptions:
         sink=sink,
         replace_query=plain.get("replacequery") or None,
         last_written_batch=_last_written(plain.get("lastwrittenbatch")),
+        source_topics=tuple(
+            dict.fromkeys(name.strip() for name in plain.get("sourcetopics", "").split(",") if name.strip())
+        ),
     )
 
 
