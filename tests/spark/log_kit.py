@@ -32,7 +32,8 @@ class Log:
     def __init__(self, servers: str) -> None:
         self.servers = servers
         self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-        self._producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+        # Idempotent: without it a batch that is sent again at first comes behind later ones.
+        self._producer = Producer({"bootstrap.servers": servers, "log_level": 0, "enable.idempotence": True})
 
     def send(self, topic: str, values: Iterable[Any], partitions: int = 1, **more: Any) -> None:
         """Value n goes to partition n modulo ``partitions``."""
@@ -80,7 +81,7 @@ class Log:
         self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
         until(lambda: len(self._admin.list_topics(topic, timeout=10).topics[topic].partitions) == partitions, topic)
         # The producer before does not know them yet.
-        self._producer = Producer({"bootstrap.servers": self.servers, "log_level": 0})
+        self._producer = Producer({"bootstrap.servers": self.servers, "log_level": 0, "enable.idempotence": True})
 
     def delete_up_to(self, topic: str, offset: int) -> None:
         place = TopicPartition(topic, 0, offset)

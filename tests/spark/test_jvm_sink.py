@@ -52,7 +52,7 @@ def committer() -> psutil.Process:
     (found,) = [
         child
         for child in psutil.Process().children(recursive=True)
-        if any("committing" in word for word in child.cmdline())
+        if child.status() != psutil.STATUS_ZOMBIE and any("committing" in word for word in child.cmdline())
     ]
     return found
 

@@ -132,6 +132,7 @@ def values(log: Log, topic: str) -> list[str]:
     return sorted((message.value() or b"").decode() for message in log.records(topic))
 
 
+@pytest.mark.slow  # a Spark of its own: what it finds by itself is what users have
 def test_a_session_that_registers_nothing(
     spark: SparkSession, servers: str, log: Log, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

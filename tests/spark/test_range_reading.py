@@ -175,6 +175,7 @@ def test_many_different_headers_arrive_as_they_are(log: Log, make_topic: MakeTop
     log.flush()
     given = options(log, topic)
     found = [row for batch in batches(planned(topic, 0, 3000, given), given) for row in batch.to_pylist()]
+    assert [row["offset"] for row in found] == [*range(3000)]
     assert [row["headers"] for row in found] == expected
     assert [row["value"] for row in found] == [str(number).encode() for number in range(3000)]
     assert [row["key"] for row in found] == [str(number).encode() for number in range(3000)]

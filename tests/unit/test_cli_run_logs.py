@@ -235,7 +235,7 @@ def test_a_wrong_configuration_is_told_at_once(
     monkeypatch.chdir(tmp_path)
     files: dict[str, bytes] = {
         "l.yaml": b"version: 1", "half.json": b'{"version": 1', "half.toml": b"version = ", "half.ini": b"no section",
-        "latin.json": b'{"version": "\xe9"}', "list.json": b"[1]", "empty.ini": b"",
+        "latin.json": b'{"version": "\xe9"}', "list.json": b"[1]", "empty.ini": b"", "talker.py": b"source = None",
         "class.json": json.dumps({"version": 1, "handlers": {"h": {"class": "nowhere.Handler"}}}).encode(),
     }  # fmt: skip
     for name, content in files.items():

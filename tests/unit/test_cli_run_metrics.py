@@ -106,8 +106,10 @@ def test_what_has_no_metrics_is_told(kes: Callable[..., Kes], source: str, addre
 
 
 def test_without_the_extra_the_message_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "bank.py").write_text("source = None")
+    monkeypatch.chdir(tmp_path)
     forget_modules(monkeypatch, "streams.observability", "streams.cli.worker_metr")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     answer = kes_with(capsys)("run", "bank:source", "--metrics", "0", code=1)

@@ -131,8 +131,10 @@ def test_kes_web_ends_by_ctrl_c(tokens: str, tmp_path: Path) -> None:
 
 
 def test_without_the_extra_the_message_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "bank.py").write_text("source = None")
+    monkeypatch.chdir(tmp_path)
     forget_modules(monkeypatch, "streams.web", "streams.cli.web")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for words in (("run", "bank:source"), ("web", "bank:source")):
