@@ -19,7 +19,7 @@ NEVER_BETTER: Final = (DecodeError, RecordRefused)
 """Errors that the same bytes always give in one release: no attempt by time."""
 
 Action: TypeAlias = Literal["retry", "skip-head", "drop"]
-"""What an operator does with a queue."""
+"""The acts of an operator on a queue."""
 
 
 class Seen(NamedTuple):

@@ -94,7 +94,7 @@ class Timers:
         return self._by_name.get(name)
 
     def set_aside(self, name: str) -> None:
-        """Keep a timer from being the first one, until it is set anew or called back."""
+        """Keep a timer from being the first one, until it is set again or called back."""
         if name in self._by_name:
             self._aside.add(name)
 

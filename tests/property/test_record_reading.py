@@ -16,7 +16,8 @@ from streams.kafka.reading import record_batches, record_decoder
 from streams.kafka.reading.record_batches import FetchedBatches
 from streams.records import IncomingRecord
 from tests.property.leaves_kit import needs_compiled, outcome, plain
-from tests.unit.fetch_kit import HEAD_BYTES, Log, Row, encoded, framed, random_log, random_rows
+from tests.property.spoilt_bodies import spoilt_bodies
+from tests.unit.fetch_kit import HEAD_BYTES, Log, Row, encoded, framed, random_log
 
 PLAIN = plain(record_decoder)
 LOGS, FLIPS = 120, 600
@@ -129,27 +130,16 @@ def read_until_damage(batches: FetchedBatches) -> tuple[list[IncomingRecord], To
     return found, None
 
 
-bodies = st.builds(
-    lambda number, count: encoded(random_rows(random.Random(number), count))[0],
-    st.integers(0, 1 << 30),
-    st.integers(1, 5),
-)
-
-
 @needs_compiled
-@given(st.one_of(bodies, st.binary(max_size=60)), st.data())
-def test_compiled_and_plain_code_make_the_same_of_any_bytes(body: bytes, data: st.DataObject) -> None:
-    spoilt = bytearray(body)
-    for place in data.draw(st.lists(st.integers(0, max(0, len(body) - 1)), max_size=3)):
-        if spoilt:
-            spoilt[place] ^= data.draw(st.sampled_from([1, 2, 0x40, 0x80, 0xFF]))
+@given(spoilt_bodies(), st.data())
+def test_compiled_and_plain_code_make_the_same_of_any_bytes(spoilt: bytes, data: st.DataObject) -> None:
     count, position = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 12))
     append_ms = data.draw(st.sampled_from([-1, 0, 5]))
     start = data.draw(st.integers(0, 2))
 
     def decoded(module: Any) -> Any:
         records: list[IncomingRecord] = []
-        given_arguments = (bytes(spoilt), start, len(spoilt), count, "t", 3, 10, 1000, append_ms, position)
+        given_arguments = (spoilt, start, len(spoilt), count, "t", 3, 10, 1000, append_ms, position)
         return outcome(module.decode_records, *given_arguments, bytes, records), records
 
     assert decoded(record_decoder) == decoded(PLAIN)

@@ -26,7 +26,8 @@ from streams.spark.reading.planning import Advance
 from streams.spark.reading.read_options import ReadOptions, read_options
 from streams.spark.reading.reader import Range, batches, ranges
 from tests.property.leaves_kit import needs_compiled, outcome, plain
-from tests.unit.fetch_kit import START_MS, Log, LogBrokers, Row, Stored, encoded, framed, random_log, random_rows
+from tests.property.spoilt_bodies import spoilt_bodies
+from tests.unit.fetch_kit import START_MS, Log, LogBrokers, Row, Stored, encoded, framed, random_log
 
 pytestmark = pytest.mark.spark
 PLAIN = plain(record_decoder)
@@ -236,27 +237,16 @@ def test_credentials_that_are_refused_are_told_at_once(brokers: LogBrokers, monk
     assert "refuses the credentials (_AUTHENTICATION)" in told
 
 
-bodies = st.builds(
-    lambda number, count: encoded(random_rows(random.Random(number), count))[0],
-    st.integers(0, 1 << 30),
-    st.integers(1, 5),
-)
-
-
 @needs_compiled
-@given(st.one_of(bodies, st.binary(max_size=60)), st.data())
-def test_compiled_and_plain_code_make_the_same_of_any_bytes(body: bytes, data: st.DataObject) -> None:
-    spoilt = bytearray(body)
-    for place in data.draw(st.lists(st.integers(0, max(0, len(body) - 1)), max_size=3)):
-        if spoilt:
-            spoilt[place] ^= data.draw(st.sampled_from([1, 2, 0x40, 0x80, 0xFF]))
+@given(spoilt_bodies(), st.data())
+def test_compiled_and_plain_code_make_the_same_of_any_bytes(spoilt: bytes, data: st.DataObject) -> None:
     count, position, limit = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 12)), data.draw(st.integers(9, 17))
     append_ms, start = data.draw(st.sampled_from([-1, 0, 5])), data.draw(st.integers(0, 2))
 
     def decoded(module: Any) -> Any:
         edges, lists, kinds = np.zeros(24, np.int32), np.zeros(6, np.int32), np.zeros(6, np.uint8)
         numbers, times, known = np.zeros(6, np.int64), np.zeros(6, np.int64), dict[bytes, int]()
-        place = bytes(spoilt), start, len(spoilt), count, 10, 1000, append_ms, position, limit, 7, 0
+        place = spoilt, start, len(spoilt), count, 10, 1000, append_ms, position, limit, 7, 0
         made = outcome(module.decode_columns, *place, edges, numbers, times, lists, kinds, known)
         return made, known, [list(array) for array in (edges, numbers, times, lists, kinds)]
 
