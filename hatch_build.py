@@ -97,7 +97,8 @@ def spark_jar(root: Path, target: Path) -> str:
     """Build the jar. Return what kept it from that, if anything."""
     if os.environ.get("KES_SPARK_JAR") == "0":
         return "KES_SPARK_JAR=0 was set for its build"
-    words = [sys.executable, str(root / "streams" / "spark" / "jvm" / "building.py"), str(target)]
+    # -P: modules beside it are called as some of the standard library.
+    words = [sys.executable, "-P", str(root / "streams" / "sak" / "spark_jar.py"), str(target)]
     ended = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     return "" if ended.returncode == 0 else (ended.stderr.strip() or "nothing was built").splitlines()[-1]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import pyspark
 import typer
 
 from streams.cli.logging_setup import LogFormat, LogLevel, LogOptions, configure_logging
 from streams.cli.source_name import checked_name
 from streams.errors import ConfigError
 from streams.model.loading import load
+from streams.sak import spark_jar
 from streams.sak.restarts import RestartPolicy
-from streams.spark.jvm.building import JAR
 from streams.spark.running.pipeline import Pipeline
 
 app = typer.Typer(no_args_is_help=True)
@@ -26,14 +27,11 @@ def spark() -> None:
 def jar() -> None:
     """Print the path of kes-spark.jar, for the setting spark.jars of a platform: tasks that write encode in Java then.
 
-    Exit codes: 0 printed; 1 this installation has none.
+    Exit codes: 0 printed; 1 this installation has none for its Spark.
     """
-    if not JAR.exists():
-        raise ConfigError(
-            f"this installation has no {JAR.name} (its wheel was built without a JDK and PySpark): tasks that write "
-            f"encode in Python. With a JDK here, `python -m streams.spark.jvm.building` makes it"
-        )
-    typer.echo(JAR)
+    if missing := spark_jar.problem(pyspark.__version__):
+        raise ConfigError(f"tasks that write encode in Python: {missing}; {spark_jar.ADVICE}")
+    typer.echo(spark_jar.JAR)
 
 
 @app.command()

@@ -8,6 +8,7 @@ another Python than the driver; and a host name that does not resolve to this ma
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -15,15 +16,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import SparkSession
 
 import streams
 from streams.errors import ConfigError
+from streams.sak import spark_jar
 from streams.sak.java import JavaError, spark_java_home
-from streams.spark.jvm.building import JAR
 from streams.spark.source import GrtDataSource, LocalGrtDataSource
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
+_log = logging.getLogger(__name__)
+_TOLD: set[str] = set()
 
 _SETTINGS: Mapping[str, str] = {
     "spark.log.level": "ERROR",  # an own log4j2 file alone is not enough: the shell mode PySpark runs in says WARN
@@ -54,12 +58,13 @@ def local_session(
 
     ``memory`` is the heap of the one Java process. ``settings`` are Spark's own, and win over the ones chosen here
     (loopback only, no web interface, UTC, quiet logs). The first session of a process starts Java and takes some
-    seconds. With ``spark.kes.tasks=java`` tasks that write encode in Java, by ``kes-spark.jar``. When a session is
+    seconds. Tasks that write encode in Java where this installation has ``kes-spark.jar`` for this Spark, else in
+    Python, and the log says so; ``spark.kes.tasks`` (``java`` or ``python``) demands one of them. When a session is
     already active in this process, that one is returned, with the source registered: Spark keeps one per process, and
     its start-up settings cannot be changed any more.
 
     Sets ``JAVA_HOME`` and, unless it is set already, ``PYSPARK_PYTHON`` in this process's environment, because that is
-    where Spark looks for both. Raises ``ConfigError`` when no usable Java is found, or not that jar.
+    where Spark looks for both. Raises ``ConfigError`` when no usable Java is found, or not a jar that is demanded.
     """
     if (active := SparkSession.getActiveSession()) is not None:
         register(active)
@@ -77,8 +82,7 @@ def local_session(
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
         **(settings or {}),
     }
-    if wanted.get("spark.kes.tasks") == "java":
-        wanted["spark.jars"] = _with_our_jar(wanted.get("spark.jars", ""))
+    wanted["spark.jars"] = _with_our_jar(wanted.get("spark.jars", ""), wanted.get("spark.kes.tasks"))
     builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
     for name, value in wanted.items():
         builder = builder.config(name, value)
@@ -88,19 +92,17 @@ def local_session(
     return session
 
 
-def _with_our_jar(jars: str) -> str:
-    """The setting ``spark.jars`` with the tasks' half of the sink in Java. Raises ``ConfigError`` where this
-    installation does not have it."""
+def _with_our_jar(jars: str, tasks: str | None) -> str:
+    """The setting ``spark.jars`` with the tasks' half of the sink in Java, where this installation has it and ``tasks``
+    does not say Python. Raises ``ConfigError`` where it demands Java in vain."""
     given = [jar for jar in jars.split(",") if jar]
-    if any(jar.rpartition("/")[2] == JAR.name for jar in given):
+    if tasks == "python" or any(jar.rpartition("/")[2] == spark_jar.JAR.name for jar in given):
         return jars
-    if not JAR.exists():
-        raise ConfigError(
-            f"spark.kes.tasks=java: this installation has no {JAR.name} (its wheel was built without a JDK and "
-            "PySpark). With a JDK here, `python -m streams.spark.jvm.building` makes it. Without the setting tasks "
-            "encode in Python"
-        )
-    return ",".join([*given, str(JAR)])
+    if (missing := spark_jar.problem(pyspark.__version__)) == "":
+        return ",".join([*given, str(spark_jar.JAR)])
+    if tasks == "java":
+        raise ConfigError(f"spark.kes.tasks=java: {missing}; {spark_jar.ADVICE}. Without it tasks encode in Python")
+    return jars
 
 
 def register(spark: SparkSession) -> None:
@@ -110,8 +112,24 @@ def register(spark: SparkSession) -> None:
     and on one machine: after it a session there stages large writes in that machine's temporary folder. A cluster needs
     the package on its workers, and the option ``stagingDir`` for large writes.
     """
+    _tell_who_encodes(spark)
     one_machine = str(spark.conf.get("spark.master", "")).startswith("local")
     spark.dataSource.register(LocalGrtDataSource if one_machine else GrtDataSource)
+
+
+def _tell_who_encodes(spark: SparkSession) -> None:
+    """Log, once for each application, that tasks encode in Python for want of a jar, and what helps."""
+    classic: Any = spark
+    jvm = getattr(classic, "_jvm", None)
+    if jvm is None or spark.conf.get("spark.kes.tasks", "java") == "python":
+        return  # connected from afar: its server knows; or wanted so
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    application = spark.sparkContext.applicationId
+    if application not in _TOLD and loader.getResource("kes/spark/Grt.class") is None:
+        _TOLD.add(application)
+        missing = spark_jar.problem(spark.version)
+        helps = f"{missing}; {spark_jar.ADVICE}" if missing else f"{spark_jar.JAR} is not in the setting spark.jars"
+        _log.info("tasks that write encode in Python, which is slower than in Java: %s", helps)
 
 
 def activate(spark: SparkSession) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import streams.spark as kes_spark
-from streams.spark.jvm.building import JAR, build
+from streams.sak.spark_jar import JAR, build
 from streams.testing.fixtures import BrokerAddress
 from tests.spark.log_kit import Log
 from tests.spark.proof_kit import Trial

@@ -16,7 +16,8 @@ def settings(folder: Path, jar: Path) -> dict[str, str]:
     program = folder / "python"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.spark.proof_committing\n')
     program.chmod(0o755)
-    return {"spark.jars": str(jar), SETTING: str(program), "spark.kes.tasks": "java"}
+    frozen = {"spark.kes.committer.timeout": "15s"}
+    return {"spark.jars": str(jar), SETTING: str(program), "spark.kes.tasks": "java", **frozen}
 
 
 if __name__ == "__main__":

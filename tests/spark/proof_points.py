@@ -38,7 +38,7 @@ POINTS: Final = (
 )  # fmt: skip
 COMMIT_POINTS: Final = POINTS[2:]
 """Those that the process passes that commits, in the driver."""
-ACTIONS: Final = ("kill", "orphan", "freeze", "exit", "raise", "hold")
+ACTIONS: Final = ("kill", "orphan", "freeze", "stand", "exit", "raise", "hold")
 BATCH_WRITE: Final = 0
 """The number of the batch of a write that is no stream."""
 
@@ -49,8 +49,9 @@ _HOLD_SECONDS: Final = 240.0
 class Strike(msgspec.Struct, frozen=True):
     """``action`` at ``point`` of ``batch``, the first time that it is passed. Once, whatever is started again.
 
-    ``kill``: SIGKILL to the whole job: driver, Java and Python workers. ``freeze``: SIGSTOP to all of it. ``exit``:
-    only this process ends. ``raise``: an exception. ``hold``: wait until the file ``go`` is in the folder. ``orphan``:
+    ``kill``: SIGKILL to the whole job: driver, Java and Python workers. ``freeze``: SIGSTOP to all of it. ``stand``:
+    SIGSTOP to this process only. ``exit``: only this process ends.
+    ``raise``: an exception. ``hold``: wait until the file ``go`` is in the folder. ``orphan``:
     SIGKILL to all of the job but the process that is at the point, which holds, and then goes on alone.
     """
 
@@ -114,6 +115,8 @@ class Plan:
             signal_job(self._leader, signal.SIGKILL)
         elif action == "freeze":
             signal_job(self._leader, signal.SIGSTOP)
+        elif action == "stand":
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif action == "exit":
             os._exit(9)
         elif action == "raise":

@@ -21,6 +21,7 @@ import streams.spark as kes_spark
 from streams.errors import RecordRefused
 from streams.kafka.wire.compression import decompressed
 from streams.records import DEFAULT_MESSAGE_LIMIT
+from streams.sak import spark_jar
 from streams.spark.columns import HEADERS_TYPE
 from streams.spark.writing import batch_encoding
 from streams.spark.writing.batch_encoding import BatchEncoder, compression_settings
@@ -51,6 +52,7 @@ Case = tuple[str | None, dict[str, str], Any]
 @pytest.fixture(scope="module")
 def jar(kes_jar: Path | None) -> Path:
     assert kes_jar is not None
+    assert spark_jar.problem(pyspark.__version__, kes_jar) == ""
     return kes_jar
 
 
@@ -119,7 +121,7 @@ def in_python(case: Case) -> dict[str, Any]:
     try:
         made = list(encoder.encode([rows]))
     except RecordRefused as error:
-        return {"error": f"RecordRefused: {error}"}
+        return {"error": f"streams.errors.RecordRefused: {error}"}
     batches = [[one.topic, one.partition, one.partitions, one.head + one.body, one.checksum] for one in made]
     return {"rows": encoder.rows, "batches": batches}
 

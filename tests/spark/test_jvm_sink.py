@@ -3,7 +3,6 @@ whichever of the two a run takes, and whatever dies."""
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -16,16 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
-from streams.cli import spark as cli
-from streams.errors import ConfigError
-from streams.spark import session
-from streams.spark.jvm import building, committing
-from streams.spark.jvm.building import digest
-from streams.spark.source import LocalGrtDataSource
+from streams.spark.running.pipeline import _sentence
 from tests.spark import proof_committing
 from tests.spark.conftest import MakeTopic, Read
-from tests.spark.log_kit import Log
-from tests.spark.proof_kit import Trial
+from tests.spark.log_kit import Log, until
+from tests.spark.proof_kit import Trial, job_processes
 from tests.spark.proof_points import COMMIT_POINTS, Strike
 from tests.spark.test_stream_writing import Job, ids
 
@@ -151,7 +145,9 @@ def test_a_stream_goes_from_one_half_to_the_other(job: Job) -> None:
     (job.folder / "first" / "commits" / ".4.crc").unlink()
     assert job.run() == ""  # as after a kill between Kafka's commit and Spark's
     job.checkpoint = "second"
-    assert "replaceQuery=" in job.run()
+    kind, said = _sentence(RuntimeError(job.run()))
+    assert kind == "ConfigError", "by which a pipeline knows that a new start is no help"
+    assert "replaceQuery=" in said
     assert job.sent() == 50
 
 
@@ -167,33 +163,6 @@ def test_micro_batches_of_foreach_batch(job: Job) -> None:
     writer.trigger(availableNow=True).start().awaitTermination()
     assert job.written() == ids(0, 1)
     assert job.sent() == 20
-
-
-def test_other_jars_and_none(
-    kes_jar: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    for module in (cli, session):
-        monkeypatch.setattr(module, "JAR", tmp_path / "kes-spark.jar")
-    with pytest.raises(ConfigError, match="this installation has no kes-spark"):
-        cli.jar()
-    with pytest.raises(ConfigError, match="tasks=java: this installation has no kes-spark"):
-        session._with_our_jar("a.jar")
-    (tmp_path / "kes-spark.jar").write_bytes(kes_jar.read_bytes())
-    cli.jar()
-    ours = capsys.readouterr().out.strip()
-    assert building.built_of(Path(ours)) == digest()
-    assert session._with_our_jar("a.jar") == f"a.jar,{ours}"
-    assert session._with_our_jar("/other/kes-spark.jar,a.jar") == "/other/kes-spark.jar,a.jar"
-
-    question: dict[str, Any] = {"do": "plan", "jars": {"file:/a.jar": digest(), "file:/b.jar": "0123"}}
-    (refused, _) = committing.answer([json.dumps(question).encode()])
-    kind, text = json.loads(refused)["error"]
-    assert kind == "ConfigError"
-    assert "another release than the Python package kafka-event-source: file:/b.jar." in text
-    options = {"topic": "t", "sink": "s", "bootstrap.servers": "localhost:1", "tasks": "JAVA"}
-    for make in (LocalGrtDataSource(options).writer, LocalGrtDataSource(options).streamWriter):
-        with pytest.raises(ConfigError, match="option tasks=java: this session does not have"):
-            make(None, overwrite=False)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------- under attack
@@ -229,6 +198,37 @@ def test_the_process_that_commits_dies_at_every_point(trial: Trial, in_java: Cal
     job = trial.start(*strikes, spec=spec)
     job.must_finish(500)
     assert all(trial.struck(strike) for strike in strikes)
+    trial.must_be_exact()
+
+
+@pytest.mark.nightly
+def test_the_process_that_commits_stands_still(trial: Trial, in_java: Callable[..., Any]) -> None:
+    """It is found to be frozen, and killed; the query that failed is started again in the same Spark."""
+    points = ("init.after", "produce.half", "commit.before", "commit.after")
+    strikes = [Strike(point, batch, "stand") for batch, point in enumerate(points)]
+    spec = in_java(rows_per_batch=trial.events // 5, restarts=len(strikes))
+    job = trial.start(*strikes, spec=spec)
+    job.must_finish(500)
+    assert all(trial.struck(strike) for strike in strikes)
+    assert job.said("that commits writes was killed: it gave no sign of life for 15 s (spark.kes.committer.timeout)")
+    trial.must_be_exact()
+    until(lambda: not job_processes(job.process.pid), "nothing is left of the job", 30)
+
+
+@pytest.mark.nightly
+def test_the_process_that_commits_ends_with_its_driver(trial: Trial, in_java: Callable[..., Any]) -> None:
+    """In the transaction, whoever of the driver's processes dies."""
+    spec = in_java(rows_per_batch=trial.events // 5)
+    strikes = Strike("commit.before", 1, "orphan"), Strike("commit.before", 2, "hold")
+    first = trial.start(strikes[0], spec=spec)
+    trial.wait_struck(strikes[0])
+    until(lambda: not job_processes(first.process.pid), "the process that commits has ended", 30)
+    second = trial.start(strikes[1], spec=spec)
+    trial.wait_struck(strikes[1])
+    (java,) = [found for pid in job_processes(second.process.pid) if (found := psutil.Process(pid)).name() == "java"]
+    java.kill()
+    until(lambda: not job_processes(second.process.pid), "all of the driver's processes have ended", 60)
+    trial.start(spec=spec).must_finish()
     trial.must_be_exact()
 
 

@@ -31,7 +31,10 @@ import org.slf4j.LoggerFactory;
  * The one Python process of this JVM that plans and commits writes (committing.py): started when it is first
  * asked something, kept, begun anew when it has died. Any thread. It ends when its input does, so with this JVM.
  *
- * Both ways: [number: long][parts: int]([size: long][bytes] each); the first part is JSON.
+ * A request: [number: long][parts: int]([size: long][bytes] each); the first part is JSON. An answer: [number: long],
+ * then its two parts in the same way; number 0, with nothing behind it, is a sign of life. A process that is frozen
+ * gives none. It is killed, for another one to take its place: what it left open is ended by the fence of the next
+ * commit, and whether it had committed, the marker tells.
  */
 final class Python {
     /** An answer: JSON, and bytes to be given back later. */
@@ -39,15 +42,24 @@ final class Python {
 
     static final ObjectMapper JSON = new ObjectMapper();
     private static final Logger LOG = LoggerFactory.getLogger(Python.class);
+    private static final long DYING_SECONDS = 10;
     private static final long NOTED_SECONDS = 60;
+    private static final String TIMEOUT = "spark.kes.committer.timeout";
     private static Python running;
+
+    static { // one that is frozen would not see that its input ends
+        Runtime.getRuntime().addShutdownHook(new Thread(Python::killed));
+    }
 
     private final Process process;
     private final String program;
+    private final long limit = Math.max(10, SparkEnv.get().conf().getTimeAsSeconds(TIMEOUT, "60s"));
     private final DataOutputStream out;
     private final Map<Long, CompletableFuture<Answer>> waiting = new ConcurrentHashMap<>();
     private final AtomicLong numbers = new AtomicLong();
-    private volatile String ended;
+    private final CompletableFuture<String> ended = new CompletableFuture<>();
+    private volatile long beats;
+    private volatile String fate;
 
     private Python() throws IOException {
         program = program();
@@ -57,9 +69,11 @@ final class Python {
         builder.environment().put("PYTHONPATH", paths);
         process = builder.redirectError(ProcessBuilder.Redirect.INHERIT).start();
         out = new DataOutputStream(new BufferedOutputStream(process.getOutputStream(), 1 << 16));
-        Thread reader = new Thread(this::read, "kes-committer");
-        reader.setDaemon(true);
-        reader.start();
+        for (Runnable work : List.<Runnable>of(this::read, this::watch)) {
+            Thread thread = new Thread(work, "kes-committer");
+            thread.setDaemon(true);
+            thread.start();
+        }
     }
 
     /** Spark's choice of a Python for its driver, or its executors. */
@@ -71,8 +85,13 @@ final class Python {
     }
 
     private static synchronized Python started() throws IOException {
-        if (running == null || running.ended != null) running = new Python();
+        if (running == null || running.ended.isDone()) running = new Python();
         return running;
+    }
+
+    private static void killed() {
+        Python last = running;
+        if (last != null) last.process.destroyForcibly();
     }
 
     /** Asks, and waits for the answer. Raises {@code SinkRefused} for what Python raises, and where it dies. */
@@ -82,7 +101,8 @@ final class Python {
             python = started();
             return python.answer(JSON.writeValueAsBytes(question), parts);
         } catch (IOException error) {
-            String why = python == null || python.ended == null ? error.toString() : python.ended;
+            String why = python == null ? error.toString() : python.ended.completeOnTimeout(
+                error.toString(), 2 * DYING_SECONDS, TimeUnit.SECONDS).join();
             throw new SinkRefused("StreamsError", "the Python process that plans and commits writes is gone (" + why
                 + "; its last words are in the driver's log). Whether what it was doing was committed, the marker "
                 + "tells: run it again, or give the option tasks=python");
@@ -98,7 +118,7 @@ final class Python {
         CompletableFuture<Answer> answer = new CompletableFuture<>();
         waiting.put(number, answer);
         try {
-            if (ended != null) throw new IOException(ended); // it may have ended before this one waited
+            if (ended.isDone()) throw new IOException(ended.join()); // it may have ended before this one waited
             synchronized (out) {
                 out.writeLong(number);
                 out.writeInt(1 + parts.size());
@@ -135,6 +155,8 @@ final class Python {
         try (DataInputStream in = new DataInputStream(process.getInputStream())) {
             while (true) {
                 long number = in.readLong();
+                beats++;
+                if (number == 0) continue;
                 JsonNode json = JSON.readTree(in.readNBytes((int) in.readLong()));
                 byte[] data = in.readNBytes((int) in.readLong());
                 CompletableFuture<Answer> answer = waiting.get(number);
@@ -144,12 +166,34 @@ final class Python {
             process.destroy();
             String code = "killed";
             try {
-                if (process.waitFor(10, TimeUnit.SECONDS)) code = "exit code " + process.exitValue();
+                if (process.waitFor(DYING_SECONDS, TimeUnit.SECONDS)) code = "exit code " + process.exitValue();
             } catch (InterruptedException stopped) {
                 Thread.currentThread().interrupt();
             }
-            ended = program + ", process " + process.pid() + ", " + code;
+            ended.complete(program + ", process " + process.pid() + ", " + (fate == null ? code : fate));
             waiting.values().forEach(answer -> answer.completeExceptionally(error));
+        }
+    }
+
+    /**
+     * Kills the process when it gives no sign of life while something waits for it. In steps of a second, each of which
+     * counts once however long it took, so that a JVM that stood still itself does not take the process for frozen.
+     */
+    private void watch() {
+        long heard = -1, silent = 0;
+        try {
+            while (!ended.isDone()) {
+                Thread.sleep(1000);
+                silent = waiting.isEmpty() || heard != beats ? 0 : silent + 1;
+                heard = beats;
+                if (silent < limit) continue;
+                fate = "killed: it gave no sign of life for " + limit + " s (" + TIMEOUT + "), as one that is frozen";
+                LOG.error("process {} that commits writes was {}", process.pid(), fate);
+                process.destroyForcibly();
+                return;
+            }
+        } catch (InterruptedException stopped) {
+            Thread.currentThread().interrupt();
         }
     }
 }

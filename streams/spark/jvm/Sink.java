@@ -77,6 +77,7 @@ public final class Sink {
             question.put("schema", info.schema().json());
             question.put("local", SparkSession.active().sparkContext().isLocal());
             question.put("jars", jars());
+            question.put("spark", SparkSession.active().version());
             Python.Answer answer = Python.ask(question, List.of());
             JsonNode json = answer.json();
             if (json.has("python")) return null;

@@ -8,6 +8,7 @@ dies takes along a commit, at most; the marker tells how that ended.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -23,7 +24,7 @@ from pyspark.sql import types as t
 
 from streams.errors import ConfigError, StreamsError
 from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD
-from streams.spark.jvm.building import digest
+from streams.sak import spark_jar
 from streams.spark.writing.batch_encoding import compression_settings
 from streams.spark.writing.folders import local_path
 from streams.spark.writing.placing import MOST_BATCH_BYTES, topic_shapes
@@ -39,6 +40,9 @@ from streams.spark.writing.write_options import (
 Writer = BatchWriter | MicroBatchWriter | StreamWriter
 _HEAD: Final = struct.Struct(">qi")
 _SIZE: Final = struct.Struct(">q")
+BEAT: Final = 0
+"""In the place of a request's number: nothing follows, the process is alive."""
+BEAT_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ def plan(question: Mapping[str, Any], _: list[bytes]) -> tuple[dict[str, Any], b
     ``{"python": why}``: tasks in Java cannot do it. Raises what the making of a writer raises, and ``ConfigError`` for
     a jar that is not this package's.
     """
-    _check(question["jars"])
+    _check(question["jars"], question["spark"])
     made = {name: question[name] for name in ("kind", "options", "schema", "local")}
     part = _made(made).task_part
     if part.run is not None:  # so that the write that is committed is the one that was planned
@@ -108,18 +112,17 @@ def abort(question: Mapping[str, Any], parts: list[bytes]) -> tuple[dict[str, An
 _DONE: Final = {"plan": plan, "shape": shape, "commit": commit, "abort": abort}
 
 
-def _check(jars: Mapping[str, str]) -> None:
-    """Raises ``ConfigError`` unless every jar on the class path is of this package's sources."""
-    others = sorted(jar for jar, built in jars.items() if built != _digest())
-    if others:
-        raise ConfigError(
-            f"a jar on Spark's class path is of another release than the Python package kafka-event-source: "
-            f"{', '.join(others)}. Take the package's own (kes spark jar), and only that one, or give the option "
-            "tasks=python. Nothing was written"
-        )
+def _check(jars: Mapping[str, str], spark: str) -> None:
+    """Raises ``ConfigError`` unless every jar on the class path is of this package's sources, and for this Spark."""
+    for jar, built in sorted(jars.items()):
+        if refused := _refusal(built, spark):
+            raise ConfigError(
+                f"{jar} on Spark's class path {refused}. Take the package's own (kes spark jar), and only that one, or "
+                "give the option tasks=python. Nothing was written"
+            )
 
 
-_digest = functools.cache(digest)
+_refusal = functools.cache(spark_jar.refusal)
 
 
 def _made(plan: Mapping[str, Any]) -> Writer:
@@ -163,13 +166,22 @@ def answer(request: list[bytes]) -> list[bytes]:
     except StreamsError as error:
         found, data = {"error": [type(error).__name__, str(error)]}, b""
     except BaseException as error:
-        found, data = {"error": [type(error).__name__, traceback.format_exc()]}, b""
+        said = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+        found, data = {"error": [StreamsError.__name__, said]}, b""
     return [json.dumps(found).encode(), data]
 
 
-def serve(source: BinaryIO, target: BinaryIO) -> None:
-    """Answer requests, each in a thread of its own, until there are no more."""
-    lock = threading.Lock()
+def serve(source: BinaryIO, target: BinaryIO, beat_seconds: float = BEAT_SECONDS) -> None:
+    """Answer requests, each in a thread of its own, until there are no more. In between give a sign of life: by it the
+    JVM tells a long commit from a process that stands still."""
+    lock, ended = threading.Lock(), threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(OSError, ValueError):  # the driver is gone: seen where requests are read
+            while not ended.wait(beat_seconds):
+                with lock:
+                    target.write(_SIZE.pack(BEAT))
+                    target.flush()
 
     def reply(number: int, request: list[bytes]) -> None:
         parts = answer(request)
@@ -177,10 +189,12 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
             target.write(_SIZE.pack(number) + b"".join(_SIZE.pack(len(part)) + part for part in parts))
             target.flush()
 
+    threading.Thread(target=beat, daemon=True).start()
     while len(head := source.read(_HEAD.size)) == _HEAD.size:
         number, count = _HEAD.unpack(head)
         request = [_read(source, _SIZE.unpack(_read(source, _SIZE.size))[0]) for _ in range(count)]
         threading.Thread(target=reply, args=(number, request), daemon=True).start()
+    ended.set()
 
 
 def _read(source: BinaryIO, size: int) -> bytes:
