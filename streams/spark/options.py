@@ -31,6 +31,27 @@ _PREFIX: Final = "idPrefix"
 _CALLBACK: Final = "tokenCallback"
 _SHARED: Final = (*_BOOTSTRAP, _PREFIX, _CALLBACK)
 """Known to reading and to writing."""
+_READ: Final = (
+    "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy", "isolation", "types", "stallSeconds", "failOnDataLoss", "includeHeaders",
+    "minPartitions", "maxRecordsPerPartition",
+)  # fmt: skip
+_WRITE: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold", "tasks")
+_OF_SPARK: Final = (
+    "path",
+    "checkpointLocation",
+    "queryName",
+    "asyncProgressTrackingEnabled",
+    "asyncProgressTrackingCheckpointIntervalMs",
+    "_asyncProgressTrackingOverrideSinkSupportCheck",
+)
+"""Spark's own, which arrive in the same map as a streaming sink's."""
+READ_BATCH: Final = (*_READ, "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+READ_STREAM: Final = (*_READ, "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsTo")
+WRITE_BATCH: Final = (*_WRITE, "writeId", "runId")
+WRITE_STREAM: Final = (*_WRITE, "sink", "replaceQuery", "lastWrittenBatch", "sourceTopics", *_OF_SPARK)
+OF_TABLE: Final = "option."
+"""Before the names of options that a table in a catalog has, for all that is done with it."""
 
 _OURS: Final = {  # set by the protocol; another value would break it
     "transactional.id": "it comes from writeId",
@@ -101,12 +122,20 @@ def agreed(options: Mapping[str, str], arguments: Mapping[str, str | None]) -> d
 
 
 def checked(options: Mapping[str, str], known: Iterable[str], doing: str) -> dict[str, str]:
-    """The options under lower-case names; raises ``ConfigError`` for one that is neither known nor ``kafka.*``."""
+    """The options under lower-case names; raises ``ConfigError`` for one that is neither known nor ``kafka.*``.
+
+    Those of a table (``OF_TABLE``) count where the statement does not give them itself, and where they are known: a
+    table that is read and written has options that only one of the two knows."""
     plain: dict[str, str] = {}
     for name, value in options.items():
         if plain.setdefault(name.lower(), value) != value:
             raise ConfigError(f"option {name} is given twice, with different values")
     by_lower = {name.lower(): name for name in (*known, *_SHARED)}
+    others = {name.lower() for name in (*READ_BATCH, *READ_STREAM, *WRITE_BATCH, *WRITE_STREAM)} - by_lower.keys()
+    for name in [name for name in plain if name.startswith(OF_TABLE)]:
+        value, bare = plain.pop(name), name.removeprefix(OF_TABLE)
+        if bare not in others:
+            plain.setdefault(bare, value)
     for name in plain:
         if name in by_lower or name.startswith("kafka."):
             continue

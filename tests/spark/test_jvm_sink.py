@@ -100,6 +100,7 @@ def test_batch_writes(spark: SparkSession, servers: str, make_topic: MakeTopic, 
     shown = store.executionsList().last().metrics().toString()
     assert "bytes of record batches" in shown
     assert "number of record batches" in shown
+    assert "milliseconds of the commit" in shown
 
     topic = make_topic("refused", 2)
     large = spark.range(0, 2_000, 1, 2).selectExpr("'k' key", "if(id = 1999, repeat('v', 2000), 'v') value")
@@ -127,8 +128,13 @@ def test_a_stream_goes_from_one_half_to_the_other(job: Job) -> None:
     """On one checkpoint; its committing process is killed between two runs, and a batch fails once in a task."""
     job.add(10)
     job.add(10)
-    assert job.run() == ""
+    query = job.start()
+    assert query.awaitTermination(120)
     assert job.written() == ids(0, 1)
+    shown = query.lastProgress["sink"]["metrics"]
+    assert (shown["rows"], shown["recordBatches"]) == ("10", "2")
+    assert int(shown["bytes"]) > 0
+    assert int(shown["commitMs"]) > 0
     job.add(10)
     assert job.run(tasks="python") == ""
     job.add(10)
@@ -163,6 +169,37 @@ def test_micro_batches_of_foreach_batch(job: Job) -> None:
     writer.trigger(availableNow=True).start().awaitTermination()
     assert job.written() == ids(0, 1)
     assert job.sent() == 20
+
+
+def test_a_table_of_a_catalog(spark: SparkSession, servers: str, make_topic: MakeTopic, tmp_path: Path) -> None:
+    """It has the options that were given when it was made, each for what knows it; a statement's own win."""
+    topic, other = make_topic("table", 2), make_topic("other", 1)
+    table = f"kes_{abs(hash(topic))}"
+    given = {"subscribe": topic, "topic": topic, "kafka.bootstrap.servers": servers, "startingOffsets": "earliest"}
+    options = ", ".join(f"'{name}' '{value}'" for name, value in {**given, "maxOffsetsPerTrigger": "6", **JAVA}.items())
+    spark.sql(f"CREATE TABLE {table} USING grt OPTIONS ({options})")
+    insert = (
+        f"INSERT INTO {table} {{}} SELECT cast(id as string) key, cast(id as string) value, 'T' type FROM range(10)"
+    )
+    try:
+        for _ in range(2):
+            spark.sql(insert.format("WITH ('writeId' = 'first')"))
+        assert sorted(row.key.decode() for row in spark.table(table).where("type = 'T'").collect()) == [*"0123456789"]
+        assert spark.read.option("types", "U").table(table).count() == 0
+        spark.sql(insert.format(f"WITH ('writeId' = 'first', 'topic' = '{other}')"))
+        assert spark.sql(f"SELECT * FROM {table} WITH ('subscribe' = '{other}')").count() == 10
+        with pytest.raises(Exception, match="option writeId is missing"):
+            spark.sql(insert.format(""))
+        with pytest.raises(Exception, match=r"cannot overwrite"):
+            spark.sql(insert.format("WITH ('writeId' = 'second')").replace("INTO", "OVERWRITE"))
+        copied = spark.readStream.table(table).select("key", "value").writeStream.option("sink", "copy")
+        copied = copied.option("topic", other).option("checkpointLocation", str(tmp_path / "copy"))
+        query = copied.trigger(availableNow=True).toTable(table)
+        assert query.awaitTermination(120)
+        assert query.lastProgress["batchId"] == 1, "of two batches"
+        assert spark.sql(f"SELECT * FROM {table} WITH ('subscribe' = '{other}')").count() == 20
+    finally:
+        spark.sql(f"DROP TABLE {table}")
 
 
 # ------------------------------------------------------------------------------------------------- under attack

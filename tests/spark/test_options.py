@@ -177,6 +177,25 @@ WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
 }
 
 
+def test_a_table_has_options_for_all_that_is_done_with_it() -> None:
+    """Each counts where it is known, and a statement's own win."""
+    given = {"Subscribe": "a", "topic": "t", "endingOffsets": "latest", "maxOffsetsPerTrigger": "5", "sink": "s"}
+    given |= {"bootstrap.servers": "b:1", "kafka.client.id": "c", "failOnDataLoss": "false"}
+    table = {f"option.{name}": value for name, value in given.items()}
+    assert read_options(table).topics == TopicChoice(names=("a",))
+    assert read_options({**table, "subscribe": "b"}).topics == TopicChoice(names=("b",))
+    assert read_options(table, stream=True).max_offsets_per_trigger == 5
+    written, streamed = write_options({**table, "writeId": "w"}), stream_write_options(table)
+    assert (written.topic, written.write_id, streamed.topic, streamed.sink) == ("t", "w", "t", "s")
+    assert {each.kafka["client.id"] for each in (read_options(table), written, streamed)} == {"c"}
+    makes: list[Make] = [read_options, lambda table: write_options({**table, "writeId": "w"}), stream_write_options]
+    for make in makes:
+        with pytest.raises(ConfigError, match="unknown option stagingdri"):
+            make({**table, "option.stagingDri": "x"})
+    with pytest.raises(ConfigError, match="option writeId is among the OPTIONS of the table"):
+        write_options({**table, "option.writeId": "w"})
+
+
 @pytest.mark.parametrize(
     ("make", "change", "problem"),
     [(make, *row) for makers, rows in WRONG.items() for make in makers for row in rows],

@@ -1,5 +1,8 @@
 package kes.spark;
 
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 
@@ -7,9 +10,11 @@ import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.streaming.ReportsSinkMetrics;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
@@ -42,10 +47,34 @@ public final class Grt implements TableProvider, DataSourceRegister {
     }
 
     @Override public Table getTable(StructType schema, Transform[] partitioning, Map<String, String> properties) {
-        return new Topics(python.getTable(schema, partitioning, properties));
+        return new Topics(python.getTable(schema, partitioning, properties), stored(properties), new Commits());
     }
 
-    private record Topics(Table python) implements SupportsRead, SupportsWrite {
+    /**
+     * What a catalog keeps of {@code CREATE TABLE ... OPTIONS (...)}: it hands them over among a table's properties,
+     * and gives to a read or a write of it only what that statement says itself. Under their prefix, by which
+     * options.py tells the ones from the others.
+     */
+    private static Map<String, String> stored(Map<String, String> properties) {
+        Map<String, String> found = new HashMap<>();
+        properties.forEach((name, value) -> {
+            if (name.startsWith(TableCatalog.OPTION_PREFIX)) found.put(name.toLowerCase(Locale.ROOT), value);
+        });
+        return found;
+    }
+
+    private record Info(LogicalWriteInfo given, CaseInsensitiveStringMap options) implements LogicalWriteInfo {
+        @Override public String queryId() {
+            return given.queryId();
+        }
+
+        @Override public StructType schema() {
+            return given.schema();
+        }
+    }
+
+    private record Topics(Table python, Map<String, String> stored, Commits commits)
+        implements SupportsRead, SupportsWrite, ReportsSinkMetrics {
         @Override public String name() {
             return NAME;
         }
@@ -54,8 +83,18 @@ public final class Grt implements TableProvider, DataSourceRegister {
             return python.schema();
         }
 
+        /** Any columns, which the sink checks: those of a table that is read are not those of a row to write. */
         @Override public Set<TableCapability> capabilities() {
-            return python.capabilities();
+            Set<TableCapability> all = new HashSet<>(python.capabilities());
+            all.add(TableCapability.ACCEPT_ANY_SCHEMA);
+            return all;
+        }
+
+        private CaseInsensitiveStringMap with(CaseInsensitiveStringMap given) {
+            if (stored.isEmpty()) return given;
+            Map<String, String> all = new HashMap<>(stored);
+            all.putAll(given);
+            return new CaseInsensitiveStringMap(all);
         }
 
         /** What the progress of a stream calls its sink. */
@@ -64,11 +103,17 @@ public final class Grt implements TableProvider, DataSourceRegister {
         }
 
         @Override public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-            return ((SupportsRead) python).newScanBuilder(options);
+            return ((SupportsRead) python).newScanBuilder(with(options));
         }
 
         @Override public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-            return new Sink.Builder(info, ((SupportsWrite) python).newWriteBuilder(info));
+            Info all = new Info(info, with(info.options()));
+            return new Sink.Builder(all, ((SupportsWrite) python).newWriteBuilder(all), commits);
+        }
+
+        /** In the progress of a stream, as {@code sink.metrics}: of its last batch. */
+        @Override public Map<String, String> metrics() {
+            return commits.metrics();
         }
     }
 }

@@ -40,32 +40,37 @@ import org.apache.spark.sql.connector.write.streaming.StreamingWrite;
 public final class Sink {
     private Sink() {}
 
-    record Builder(LogicalWriteInfo info, WriteBuilder python) implements SupportsTruncate {
+    record Builder(LogicalWriteInfo info, WriteBuilder python, Commits commits) implements SupportsTruncate {
         @Override public WriteBuilder truncate() {
             return ((SupportsTruncate) python).truncate(); // which says why it cannot be
         }
 
         @Override public Write build() {
             String chosen = SparkSession.active().conf().get("spark.kes.tasks", "java");
-            chosen = info.options().getOrDefault("tasks", chosen);
-            return "python".equalsIgnoreCase(chosen) ? python.build() : new Writing(info, python);
+            chosen = info.options().getOrDefault("tasks", info.options().getOrDefault("option.tasks", chosen));
+            return "python".equalsIgnoreCase(chosen) ? python.build() : new Writing(info, python, commits);
         }
     }
 
     /** Planned when Spark says what kind of write it is: once for a batch, and once for each micro-batch. */
-    private record Writing(LogicalWriteInfo info, WriteBuilder python) implements Write {
+    private record Writing(LogicalWriteInfo info, WriteBuilder python, Commits commits) implements Write {
         @Override public BatchWrite toBatch() {
             Plan plan = plan("batch");
-            return plan == null ? python.build().toBatch() : new Batch(plan);
+            return plan == null ? python.build().toBatch() : new Batch(plan, commits);
         }
 
         @Override public StreamingWrite toStreaming() {
             Plan plan = plan("stream");
-            return plan == null ? python.build().toStreaming() : new Stream(plan);
+            return plan == null ? python.build().toStreaming() : new Stream(plan, commits);
         }
 
         @Override public CustomMetric[] supportedCustomMetrics() {
-            return new CustomMetric[] {new Bytes(), new Batches()};
+            return new CustomMetric[] {new Bytes(), new Batches(), new CommitTime()};
+        }
+
+        /** Of a batch write; a stream's is in its progress, because Spark does not ask its writes. */
+        @Override public CustomTaskMetric[] reportDriverMetrics() {
+            return new CustomTaskMetric[] {new Count("kesCommit", commits.millis())};
         }
 
         /** Returns null where Python's half has to do it. */
@@ -127,8 +132,10 @@ public final class Sink {
             return Sink.shape(Python.ask(Map.of("do", "shape", "topic", topic), List.of(writer)).json().get("shape"));
         }
 
-        void commit(Long batch, WriterCommitMessage[] messages) {
+        void commit(Long batch, WriterCommitMessage[] messages, Commits commits) {
+            long began = System.nanoTime();
             answer("commit", batch, messages);
+            commits.done(messages, (System.nanoTime() - began) / 1_000_000);
         }
 
         void abort(Long batch, WriterCommitMessage[] messages) {
@@ -161,13 +168,13 @@ public final class Sink {
         }
     }
 
-    private record Batch(Plan plan) implements BatchWrite {
+    private record Batch(Plan plan, Commits commits) implements BatchWrite {
         @Override public DataWriterFactory createBatchWriterFactory(PhysicalWriteInfo info) {
             return new Factory(plan);
         }
 
         @Override public void commit(WriterCommitMessage[] messages) {
-            plan.commit(null, messages);
+            plan.commit(null, messages, commits);
         }
 
         @Override public void abort(WriterCommitMessage[] messages) {
@@ -175,13 +182,13 @@ public final class Sink {
         }
     }
 
-    private record Stream(Plan plan) implements StreamingWrite {
+    private record Stream(Plan plan, Commits commits) implements StreamingWrite {
         @Override public StreamingDataWriterFactory createStreamingWriterFactory(PhysicalWriteInfo info) {
             return new Factory(plan);
         }
 
         @Override public void commit(long batch, WriterCommitMessage[] messages) {
-            plan.commit(batch, messages);
+            plan.commit(batch, messages, commits);
         }
 
         @Override public void abort(long batch, WriterCommitMessage[] messages) {
@@ -269,6 +276,17 @@ public final class Sink {
 
         @Override public String description() {
             return "bytes of record batches";
+        }
+    }
+
+    /** Shown by Spark's UI. */
+    public static final class CommitTime extends CustomSumMetric {
+        @Override public String name() {
+            return "kesCommit";
+        }
+
+        @Override public String description() {
+            return "milliseconds of the commit";
         }
     }
 

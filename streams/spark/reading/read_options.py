@@ -10,7 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from streams.errors import ConfigError
-from streams.spark.options import KafkaSettings, checked, flag, id_prefix, kafka_settings, number, whole, word
+from streams.spark.options import (
+    READ_BATCH,
+    READ_STREAM,
+    KafkaSettings,
+    checked,
+    flag,
+    id_prefix,
+    kafka_settings,
+    number,
+    whole,
+    word,
+)
 
 EARLIEST, LATEST = -2, -1
 
@@ -73,13 +84,6 @@ class ReadOptions:
 
 
 _STRATEGY: Final = "startingOffsetsByTimestampStrategy"
-_BOTH: Final = (
-    "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy", "isolation", "types", "stallSeconds", "failOnDataLoss", "includeHeaders",
-    "minPartitions", "maxRecordsPerPartition",
-)  # fmt: skip
-_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_ONLY_STREAM: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsTo")
 _REFUSED: Final = {
     "groupIdPrefix": "reading joins no group; commitOffsetsTo names one for lag tools, idPrefix helps with ACLs",
     "kafkaConsumer.pollTimeoutMs": "use stallSeconds",
@@ -91,7 +95,7 @@ _REFUSED: Final = {
 def read_options(options: Mapping[str, str], *, stream: bool = False) -> ReadOptions:
     """Raises ``ConfigError`` that names the option at fault."""
     _refuse(options, stream)
-    plain = checked(options, (*_BOTH, *(_ONLY_STREAM if stream else _ONLY_BATCH)), "reading")
+    plain = checked(options, READ_STREAM if stream else READ_BATCH, "reading")
     topics = _topics(plain)
     isolation = word("isolation", plain.get("isolation", "read_committed"), ("read_committed", "read_uncommitted"))
     strategy = word(_STRATEGY, plain.get(_STRATEGY.lower(), "error"), ("error", "latest"))
@@ -128,8 +132,9 @@ def _refuse(options: Mapping[str, str], stream: bool) -> None:
     for name, instead in _REFUSED.items():
         if name.lower() in given:
             raise ConfigError(f"option {name} is the Kafka connector's and means nothing here: {instead}")
-    for name in _ONLY_BATCH if stream else _ONLY_STREAM:
-        if name.lower() in given:
+    mine, others = (READ_STREAM, READ_BATCH) if stream else (READ_BATCH, READ_STREAM)
+    for name in others:
+        if name not in mine and name.lower() in given:
             why = "is for batch reads: a stream has no end" if stream else "is for streams: a batch is planned once"
             raise ConfigError(f"option {name} {why}")
 

@@ -9,24 +9,22 @@ from importlib import import_module
 from typing import Any, Final
 
 from streams.errors import ConfigError
-from streams.spark.options import KafkaSettings, checked, id_prefix, kafka_settings, whole, word
+from streams.spark.options import (
+    OF_TABLE,
+    WRITE_BATCH,
+    WRITE_STREAM,
+    KafkaSettings,
+    checked,
+    id_prefix,
+    kafka_settings,
+    whole,
+    word,
+)
 from streams.spark.writing.batch_encoding import compression
 from streams.spark.writing.folders import checked_folder
 
-_COMMON: Final = ("topic", "markerTopic", "markerLog", "stagingDir", "stagingThreshold", "tasks")
-_WRITE: Final = ("writeId", "runId")
 MICRO_BATCH: Final = "batchId"
 """Makes of ``df.write`` the write of a micro-batch. ``write_batch`` gives it."""
-_STREAM: Final = ("sink", "replaceQuery", "lastWrittenBatch", "sourceTopics")
-_OF_SPARK: Final = (
-    "path",
-    "checkpointLocation",
-    "queryName",
-    "asyncProgressTrackingEnabled",
-    "asyncProgressTrackingCheckpointIntervalMs",
-    "_asyncProgressTrackingOverrideSinkSupportCheck",
-)
-"""Spark's own, which arrive in the same map as a streaming sink's."""
 _LARGEST_SETTING: Final = 2**31 - 1
 """Of Kafka's 32-bit settings."""
 _OF_A_PRODUCER: Final = {
@@ -74,7 +72,12 @@ class StreamWriteOptions(SinkOptions):
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises ``ConfigError`` that names the option at fault."""
-    plain = checked(options, (*_COMMON, *_WRITE), "writing")
+    plain = checked(options, WRITE_BATCH, "writing")
+    if any(name.lower() == f"{OF_TABLE}writeid" for name in options):
+        raise ConfigError(
+            "option writeId is among the OPTIONS of the table, and names one write: the next one would write nothing. "
+            "Give it to each of them: INSERT INTO ... WITH ('writeId' = '...')"
+        )
     write_id = _name(
         "writeId",
         plain,
@@ -89,7 +92,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 def stream_write_options(options: Mapping[str, str]) -> StreamWriteOptions:
     """Raises ``ConfigError`` that names the option at fault."""
-    plain = checked(options, (*_COMMON, *_STREAM, *_OF_SPARK), "streaming into")
+    plain = checked(options, WRITE_STREAM, "streaming into")
     if plain.get("asyncprogresstrackingenabled", "false").lower() == "true":
         raise ConfigError(
             "option asyncProgressTrackingEnabled cannot be true: Spark would then go on before it has noted what a "
