@@ -26,12 +26,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import streams.spark as kes_spark
 from tests.spark.proof_points import FOLDER, JOB, STRIKES, ClusterProofSource, Plan, ProofSource
+from tests.spark.proof_stateful import OPERATORS
 
 ROWS_BEFORE_FAULT = 200
 
 
 class JobSpec(msgspec.Struct, kw_only=True):
     """What a job does. ``write``: ``stream``, ``naive`` (the control) or ``batch`` (one write with a ``writeId``).
+    ``operator``: one with state, of ``proof_stateful.OPERATORS``.
 
     ``task_faults``: what becomes of one task's first attempt, half way through its rows, in every second batch, one
     after the other: ``raise``, ``exit``, ``slow``, ``kill-executor``. ``restarts``: how often a query that fails is
@@ -46,6 +48,7 @@ class JobSpec(msgspec.Struct, kw_only=True):
     checkpoint: str
     rows_per_batch: int = 10_000
     write: str = "stream"
+    operator: str = ""
     task_faults: tuple[str, ...] = ()
     restarts: int = 0
     stop_at: str = ""
@@ -69,7 +72,7 @@ def copied(rows: DataFrame, spec: JobSpec) -> DataFrame:
     """What is written: the same records under another type, through a task that may fail."""
     if spec.task_faults:
         rows = rows.mapInArrow(faulty(spec.task_faults, spec.slow_seconds, os.environ[FOLDER]), rows.schema)
-    return rows.select("key", "value", f.lit("Copied").alias("type"))
+    return OPERATORS[spec.operator](rows).select("key", "value", f.lit("Copied").alias("type"))
 
 
 def start(spark: SparkSession, spec: JobSpec) -> StreamingQuery:

@@ -22,9 +22,9 @@ from streams.model.topics import TopicSpec
 from tests.spark.log_kit import Log, until
 from tests.spark.proof_job import JobSpec
 from tests.spark.proof_points import Strike, environment, job_processes, signal_job
+from tests.spark.proof_stateful import KEYS
 
 ROOT = Path(__file__).parents[2]
-KEYS = 200
 PATIENCE = 600.0
 BROKER_ENDS_SECONDS = 30.0
 
@@ -116,9 +116,10 @@ class Trial:
         ]
         self._admin.create(specs, 60.0)
         self._log = Log(servers)
-        self._load()
+        self.load()
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Send all events to the source; a second time: as duplicates."""
         producer = Producer(
             {
                 "bootstrap.servers": self.servers,

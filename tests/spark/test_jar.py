@@ -8,6 +8,7 @@ import os
 import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyspark
@@ -90,6 +91,34 @@ def test_a_jar_that_fits(jar: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == str(jar)
     (finding,) = machine_checks.spark_tasks()
     assert (finding.state, finding.text) == ("ok", f"Spark {SPARK}: tasks that write encode in Java")
+
+
+class OtherSession:
+    """A session that was made elsewhere: its Java, its settings and its application."""
+
+    version = SPARK
+
+    def __init__(self, application: str, on_class_path: bool, **settings: str) -> None:
+        self.sparkContext = SimpleNamespace(applicationId=application)
+        self.conf = SimpleNamespace(get=lambda name, default: settings.get(name.rpartition(".")[2], default))
+        loader = SimpleNamespace(getResource=lambda name: name if on_class_path else None)
+        thread = SimpleNamespace(getContextClassLoader=lambda: loader)
+        lang = SimpleNamespace(Thread=SimpleNamespace(currentThread=lambda: thread))
+        self._jvm = SimpleNamespace(java=SimpleNamespace(lang=lang))
+
+
+def test_one_line_of_the_log_says_that_python_encodes(jar: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    made: list[Any] = [OtherSession("a", False), OtherSession("a", False), OtherSession("b", True)]
+    made += [OtherSession("c", False, tasks="python"), SimpleNamespace(), OtherSession("d", False)]
+    for each in made[:-1]:
+        session._tell_who_encodes(each)
+    pack(jar, built=f"{DIGEST} {LINE}")
+    session._tell_who_encodes(made[-1])
+    first, second = [record.getMessage() for record in caplog.records if record.name == session.__name__]
+    assert first.startswith("tasks that write encode in Python, which is slower than in Java: this installation has no")
+    assert first.endswith(spark_jar.ADVICE)
+    assert second.endswith(f"{jar} is not in the setting spark.jars")
 
 
 def test_jars_on_the_class_path_are_judged_when_a_write_is_planned() -> None:

@@ -107,6 +107,10 @@ def test_batch_writes(spark: SparkSession, servers: str, make_topic: MakeTopic, 
     options = {**JAVA, "kafka.message.max.bytes": "1500", "stagingDir": str(tmp_path), "stagingThreshold": "0"}
     with pytest.raises(Exception, match=rf"{topic}\[\d\], key b'k': the record has 2\d\d\d bytes, and kafka.message"):
         kes_spark.write(large, topic=topic, write_id="large", servers=servers, options=options)
+    (tmp_path / "file").touch()
+    options = {**JAVA, "stagingDir": str(tmp_path / "file"), "stagingThreshold": "0"}
+    with pytest.raises(Exception, match=r"cannot stage rows in .*file.* \(option stagingDir\)"):
+        kes_spark.write(large.where("id < 9"), topic=topic, write_id="w", servers=servers, options=options)
     for columns, wrong in (
         (["key"], "column value is missing"),
         (["key", "value", "1 as other"], "column other is no part"),
