@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
-from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
+from streams.kafka.wire.message import AnswerT, Request
 
 Address = tuple[str, int]
 """Host and port."""
