@@ -105,17 +105,6 @@ class Seat:
         line.ready = ready_later
         return thawed.set
 
-    def when_it_gives_up(self, note: Callable[[], None]) -> None:
-        """Call ``note`` when the broker has its LeaveGroup, of a member that gives itself up."""
-        protocol = self.membership._link._protocol
-        leave = protocol._leave_as
-
-        async def noted(*args: Any) -> None:
-            await leave(*args)
-            note()
-
-        protocol._leave_as = noted
-
     @property
     def metadata(self) -> bytes:
         """The newest that it published."""
