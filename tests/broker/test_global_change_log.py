@@ -12,7 +12,7 @@ import pytest
 
 from streams import SKIP, EventContext, EventSource, GlobalChangeLog, SourceState
 from streams.broker import KafkaBroker
-from streams.errors import BrokerUnavailable, DecodeError, OffsetError, StoreError, TopicError
+from streams.errors import BrokerUnavailable, DecodeError, StoreError
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.runtime.reading import log_reader
@@ -109,31 +109,6 @@ async def test_it_goes_on_after_a_restart_and_stops_quickly_beside_a_frozen_brok
         assert log.state is SourceState.STOPPED
     finally:
         broker.thaw()
-
-
-@pytest.mark.parametrize("again", [False, True])
-async def test_a_topic_that_is_deleted(
-    settings: ClientSettings, admin: TopicAdmin, topic: str, writer: Writer, again: bool
-) -> None:
-    """By itself, sooner or later; and at once if somebody asks. One that is recreated may have more records than
-    the first one: nobody must read on in the middle of it."""
-    await in_thread(writer.commit, (0, "a", "1"))
-    log = log_over(settings, topic)
-    table = log.table(key=str, value=str)
-
-    async def body() -> None:
-        async with log:
-            assert await log.wait_caught_up(PATIENCE)
-            await in_thread(admin.delete, [topic])
-            if again:
-                await in_thread(create, admin, topic, PARTITIONS)
-                await in_thread(write, settings, topic, *((0, f"k{n}", "new") for n in range(10)))
-            await asyncio.wait_for(log.wait_stopped(), PATIENCE)
-
-    with pytest.raises((TopicError, OffsetError) if again else TopicError, match=r"any more|was deleted"):
-        await body()
-    with pytest.raises(StoreError, match="not kept up to date"):
-        table.get("a")
 
 
 async def test_it_is_a_live_view_of_an_event_sources_stores(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
