@@ -203,17 +203,6 @@ def settled(*members: Seat, patience: float = PATIENCE) -> None:
     until(done, "the group does not settle", patience)
 
 
-def in_time(seconds: float, *deeds: Callable[[], object]) -> bool:
-    """Whether one of these, which are all the same, takes less than ``seconds``; what comes after it is not done. A
-    machine may stand still once, but not each time."""
-    for deed in deeds:
-        before = time.monotonic()
-        deed()
-        if time.monotonic() - before < seconds:
-            return True
-    return False
-
-
 def make_topic(servers: str, name: str, partitions: int = PARTITIONS, **config: str) -> str:
     admin = untyped.AdminClient({"bootstrap.servers": servers})
     for future in admin.create_topics([untyped.NewTopic(name, partitions, 1, config=config)]).values():
