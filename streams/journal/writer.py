@@ -184,7 +184,7 @@ class TermWriter:
 
     def _read_outcome(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
         """Take the claim, if that is ours to do, and read the tail; ``None``: nothing can be said yet."""
-        # J4: asked now. What the group said before the failure may be out of date, and two leaders would take the claim
+        # J4: a question of now. What the group said before the failure may be old, and two leaders would take the claim
         # from each other.
         is_ours = self._tenure.is_confirmed()
         takes = is_ours or is_last

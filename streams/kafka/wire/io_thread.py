@@ -35,7 +35,7 @@ class IoThread:
     def acquire(cls, on_crash: Callable[[BaseException], None]) -> IoThread:
         """Return the running thread of this process, with one user more. ``on_crash``: called on the thread when it
         ends by an error."""
-        # In one step: else two first users make a thread each, one of which nobody ends, and the last user that goes
+        # In one step: else two first users make a thread each, one of which never ends, and the last user that goes
         # meanwhile ends the thread of the new one.
         with cls._lock:
             shared = cls._shared

@@ -1,4 +1,4 @@
-"""What a class of Kafka's messages is: attributes that say which bytes they are, and in which versions.
+"""The classes of Kafka's messages: attributes that say which bytes they are, and in which versions.
 
 ``streams/kafka/wire/schemas`` has the classes, ``streams/kafka/wire/codec.py`` writes and reads them.
 """
