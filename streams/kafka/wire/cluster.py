@@ -12,9 +12,9 @@ from typing import Final
 from uuid import UUID
 
 from streams.errors import TransactionFailed
-from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.codes import Code, is_retriable, name_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
+from streams.kafka.wire.message import AnswerT, Request
 from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.placement import BATCH_HEAD, DeclaredPlacement, Placement
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
