@@ -49,7 +49,7 @@ class KafkaConnections:
 
     def __init__(self, config: EventSourceConfig) -> None:
         self._config = config
-        ours = {"client_id": f"{config.group_id}.{config.instance_id}", "group_id": config.group_id}
+        ours: dict[str, Any] = {"client_id": f"{config.group_id}.{config.instance_id}", "group_id": config.group_id}
         self._settings = self._source_settings = ClientSettings(
             config.bootstrap_servers, config.client_settings, **ours
         )

@@ -12,7 +12,8 @@ from streams import SKIP, EventProducer, EventSource, partition_of
 from streams.errors import ConfigError
 from streams.kafka.settings import ClientSettings
 from streams.testing import TestDriver
-from tests.unit.handlers_kit import OUT, TOTALS, Added, config, register
+from tests.unit.handlers_kit import OUT, config
+from tests.vocabulary import TOTALS, Added, register
 
 OUTPUTS = 7
 KEYS = [f"account-{number}" for number in range(50)]
@@ -92,7 +93,7 @@ def test_an_event_that_cannot_be_placed_meets_its_policy(
     found: Callable[[], Any], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def choosy(key: bytes, partitions: int) -> int:
-        return found() if key == b"bad" else 0  # type: ignore[no-any-return]  # whatever a user's returns
+        return found() if key == b"bad" else 0
 
     with TestDriver(forwarding(choosy)) as driver:
         for name in ("a", "bad", "b"):
