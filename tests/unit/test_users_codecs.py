@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any, Literal, cast
+from enum import Enum
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -94,8 +95,12 @@ def test_a_codec_that_only_writes_is_taken_at_its_word() -> None:
     assert encoder_of(cast(Any, WritesOnly()))(1) == b"1"
 
 
+class Letter(Enum):
+    A = "a"
+
+
 class Names(msgspec.Struct):
-    names: list[Literal["a", "b"]]
+    names: list[Letter]
 
 
 class LeavesOut:
@@ -124,7 +129,7 @@ def test_a_checked_table_reads_back_every_value() -> None:
     texts = ["a", "b", "c", ".d", "e"]  # of the fourth nothing is looked at
     assert puts(texts, value_codec=LeavesOut()) == texts
     assert puts(texts, value_codec=LeavesOut(), checked=True) == ["a", "b", "c", "e"]
-    made = [Names(["a"]) for _ in range(5)]
+    made = [Names([Letter.A]) for _ in range(5)]
     made[2].names = cast(Any, ["c"])
     assert puts(made, value_codec=JsonCodec(Names)) == made
     assert puts(made, value_codec=JsonCodec(Names), checked=True) == [made[0], made[1], made[3], made[4]]
