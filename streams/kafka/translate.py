@@ -58,16 +58,6 @@ READING_ENDS: Final = (
 UNREACHABLE: Final = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
 """No broker could be connected to."""
 
-UNDECIDED: Final = frozenset(
-    {
-        KafkaError.UNSTABLE_OFFSET_COMMIT,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
-"""The group's coordinator does not know the committed offsets yet, or is another broker by now."""
-
 
 def error_of(exception: BaseException) -> KafkaError:
     """The ``KafkaError`` inside an exception of confluent-kafka; ``_FAIL`` with its text for anything else."""

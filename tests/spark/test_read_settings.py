@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -269,6 +270,24 @@ def test_positions_are_committed_for_tools_and_failures_are_logged(
     assert "positions could not be committed to group g (option commitOffsetsTo): committing at" in caplog.text
     assert "UNKNOWN_MEMBER_ID" in caplog.text
     assert broker.committed == {0: 40}
+
+
+def test_a_marker_is_read_as_it_is_now(broker: TopicsBroker) -> None:
+    """By whoever plans a write: what a transaction holds is not waited for, and a missing right is told at once."""
+
+    def read(topic: str) -> transaction.Stored | None:
+        target = dataclasses.replace(TARGET, marker_topic=topic, kafka={"bootstrap.servers": broker.bootstrap_servers})
+        return transaction.read_marker(target, "write 'w'", needs_topic=True)
+
+    assert read("t") is None
+    broker.committed, broker.text = {0: 7}, "text\0"
+    assert read("t") == transaction.Stored(7, "text")
+    assert {request.require_stable for _, name, request in broker.requests if name == "OffsetFetch"} == {False}
+    with pytest.raises(TopicError, match="topic 'gone' does not exist"):
+        read("gone")
+    broker.answer("OffsetFetch", 30)
+    with pytest.raises(ConfigError, match=r"write 'w': reading the marker: .* not authorised .*Describe on group l"):
+        read("t")
 
 
 def test_columns_of_a_sink_are_checked_when_it_is_made() -> None:

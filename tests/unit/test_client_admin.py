@@ -277,6 +277,7 @@ async def test_a_topic_is_made_whatever_becomes_of_an_answer(lost: Any) -> None:
         ("DeleteRecords", 29, lambda admin: admin.delete_before("t", 3, 5), "not authorised .*Delete on topic t"),
         ("FindCoordinator", 30, lambda admin: admin.committed("g", "t"), "not authorised .*Describe on group g"),
         ("OffsetFetch", 29, lambda admin: admin.committed("g", "t"), "not authorised .*Describe on topic t"),
+        ("OffsetFetch", 29, lambda admin: admin.note("g", "t", 0), "not authorised .*Describe on topic t"),
     ],
 )
 async def test_what_is_refused_is_said_at_once_with_topic_and_right(
@@ -356,6 +357,18 @@ async def test_committed_offsets_wait_for_a_transaction_that_holds_them() -> Non
         broker.answer("OffsetFetch", *[pending] * 1000)
         with pytest.raises(BrokerUnavailable, match="group g: a transaction that holds offsets is still open at 127"):
             await asked(admin.committed, "g", "t", 0.5)
+
+
+async def test_a_note_is_read_without_waiting_for_a_transaction() -> None:
+    async with TopicsBroker() as broker, connected(broker) as admin:
+        assert await asked(admin.note, "g", "t", 0) is None
+        broker.committed, broker.text = {0: 7, 2: 0}, "text"
+        broker.answer("OffsetFetch", 14, 16)
+        assert await asked(admin.note, "g", "t", 0) == (7, "text")
+        assert await asked(admin.note, "g", "t", 2) == (0, "text")
+        assert not any(request.require_stable for _, name, request in broker.requests if name == "OffsetFetch")
+        broker.answer("OffsetFetch", 69)
+        assert await asked(admin.note, "g", "t", 0) is None
 
 
 async def test_it_is_closed_and_asked_again() -> None:

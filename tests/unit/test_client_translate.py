@@ -8,12 +8,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 import streams
 from streams.kafka.translate import (
-    BAD_OFFSET,
     FENCED,
     NO_SUCH_TOPIC,
     NOT_AUTHORIZED,
     REFUSED,
-    UNDECIDED,
     broker_unavailable,
     error_of,
 )
@@ -27,7 +25,6 @@ def test_the_tables_do_not_contradict_each_other() -> None:
     assert not FENCED & GROUP.keys()
     assert not FENCED & REFUSED
     assert not GROUP.keys() & REFUSED
-    assert not UNDECIDED & (REFUSED | FENCED | BAD_OFFSET | GROUP.keys())
     assert not REFUSED & NO_SUCH_TOPIC
     assert {meaning for code, meaning in PRODUCE.items() if code in NO_SUCH_TOPIC} == {Meaning.AGAIN_LEADER}
     assert set(GROUP.values()) == {Meaning.STALE, Meaning.LOST}

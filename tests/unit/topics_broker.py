@@ -40,7 +40,7 @@ EXISTS, NO_TOPIC, TOO_FEW = 36, 3, 37
 
 class TopicsBroker(ScriptedBroker):
     """``topics`` has the number of partitions by name, ``configs`` the settings. Each partition has the offsets
-    ``MARKS``. ``leaderless``: how many answers to Metadata name no leader."""
+    ``MARKS``; ``text`` is beside each ``committed`` one. ``leaderless``: so many answers to Metadata name no leader."""
 
     MARKS: ClassVar = {"earliest": 2, "stable": 7, "latest": 9}
 
@@ -49,6 +49,7 @@ class TopicsBroker(ScriptedBroker):
         self.configs: dict[str, dict[str, str]] = {}
         self.internal: set[str] = set()
         self.committed: dict[int, int] = {}
+        self.text = ""
         self.leaderless = 0
         self.topic_id: Any = None
 
@@ -167,7 +168,7 @@ class TopicsBroker(ScriptedBroker):
                                 partition_index=number,
                                 committed_offset=self.committed.get(number, -1),
                                 committed_leader_epoch=-1,
-                                metadata="",
+                                metadata=self.text,
                                 error_code=code,
                             )
                             for number in topic.partition_indexes

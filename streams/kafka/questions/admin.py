@@ -215,6 +215,24 @@ class TopicAdmin(Questions):
         step = f"reading the committed offsets of group {group}"
         return self._asked(step, time.monotonic() + timeout_seconds, attempt, needed)
 
+    def note(self, group: str, topic: str, partition: int, timeout_seconds: float = 10.0) -> tuple[int, str] | None:
+        """Return the offset that a group has committed in one partition, and the text beside it; ``None``: none. As it
+        is now: what a transaction holds is not waited for."""
+
+        async def attempt(limit: float) -> tuple[int, str] | None:
+            try:
+                found = await committed(self._client, group, limit, {topic: [partition]})
+                entry = only([*entries_of(found.topics)], f"{topic}[{partition}]")
+            except BrokerRefusal as refusal:
+                if refusal.code == Code.GROUP_ID_NOT_FOUND:
+                    return None
+                raise
+            return None if entry.committed_offset < 0 else (entry.committed_offset, entry.metadata or "")
+
+        needed = [permissions.on_group("Describe", group), permissions.on_topic("Describe", topic)]
+        step = f"reading the committed offset of group {group}"
+        return self._asked(step, time.monotonic() + timeout_seconds, attempt, needed)
+
     def lag(self, group: str, topic: str, timeout_seconds: float = 10.0) -> list[PartitionLag]:
         """Return the group's lag in every partition of ``topic``, by partition."""
         return standing(self.committed(group, topic, timeout_seconds), self.watermarks(topic, None, timeout_seconds))

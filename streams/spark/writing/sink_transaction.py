@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError
 
-from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TransactionFailed
+from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TopicError, TransactionFailed
 from streams.kafka.permissions import Right, on_group, on_topic, on_transactional_id
-from streams.kafka.translate import FENCED, NOT_AUTHORIZED, REFUSED, UNDECIDED
+from streams.kafka.translate import FENCED, NOT_AUTHORIZED, REFUSED
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.spark.kafka import TIMEOUT_SECONDS, client, no_such_topic, reason_of, topic_admin, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, no_such_topic, reason_of, topic_admin, translated
 from streams.spark.options import KafkaSettings
 from streams.spark.writing.marker_log import MarkerLog
 from streams.spark.writing.markers import SinkRequest, Stored, Written
@@ -172,18 +172,14 @@ def read_marker(target: WriteTarget, doing: object, *, needs_topic: bool = False
     """The marker as it is now. Only a read, which disturbs no writer: a run that is about to commit may not show yet,
     and a killed run's open transaction is passed over (it would be undecided until its timeout). ``needs_topic``: raise
     ``TopicError`` where the marker's topic does not exist."""
-    # By a consumer that never joins, not by the admin client: its request for a group's offsets takes the process down
-    # (librdkafka 2.16) when the group's coordinator is only just coming up.
-    settings = {
-        "group.id": target.identity,
-        "enable.auto.commit": False,
-        "isolation.level": "read_uncommitted",
-        "reconnect.backoff.ms": 5,
-    }
-    with contextlib.closing(client(Consumer, target.kafka, settings)) as group:
-        if needs_topic and topic_admin(target.kafka).identity(target.marker_topic, TIMEOUT_SECONDS) is None:
-            raise no_such_topic(target.marker_topic, target.kafka)
-        return _read_offset(group, target, doing)
+    admin = topic_admin(target.kafka)
+    if needs_topic and admin.identity(target.marker_topic, TIMEOUT_SECONDS) is None:
+        raise no_such_topic(target.marker_topic, target.kafka)
+    try:
+        found = admin.note(target.identity, target.marker_topic, 0, TIMEOUT_SECONDS)
+    except TopicError as refusal:  # for want of a right: a query is not started again by itself then
+        raise ConfigError(f"{doing}: reading the marker: {refusal}") from refusal
+    return None if found is None else _stored(*found)
 
 
 def _marker(forwarder: BatchForwarder, target: WriteTarget, doing: object) -> Stored | None:
@@ -193,11 +189,15 @@ def _marker(forwarder: BatchForwarder, target: WriteTarget, doing: object) -> St
     except TransactionFailed as error:
         raise translated(error, f"{doing}: reading the marker", target.kafka, _rights_to_read(target)) from error
     if found is not None:
-        offset, text = found
-        return Stored(offset, text.partition("\0")[0])
+        return _stored(*found)
     return (
         None if target.marker_log is None else MarkerLog(target.marker_log, target.identity, target.kafka, doing).read()
     )
+
+
+def _stored(offset: int, text: str) -> Stored:
+    """The marker of a committed offset, without the zero at the end of its text (see ``_put_marker``)."""
+    return Stored(offset, text.partition("\0")[0])
 
 
 def _put_marker(forwarder: BatchForwarder, target: WriteTarget, doing: object, marker: Stored) -> None:
@@ -206,31 +206,6 @@ def _put_marker(forwarder: BatchForwarder, target: WriteTarget, doing: object, m
         MarkerLog(target.marker_log, target.identity, target.kafka, doing).write(forwarder, marker)
     # With a zero at its end, as librdkafka writes it: reading, it takes the bytes up to one, whatever the length says.
     forwarder.send_offsets(target.identity, target.marker_topic, {0: marker.offset}, marker.metadata + "\0")
-
-
-def _read_offset(group: Consumer, target: WriteTarget, doing: object) -> Stored | None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while True:
-        found, error = _committed(group, TopicPartition(target.marker_topic, 0))
-        if error is None:
-            return found
-        if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
-            return None
-        if error.code() not in UNDECIDED or time.monotonic() > deadline:
-            doing = f"{doing}: reading the marker"
-            raise translated(KafkaException(error), doing, target.kafka, _rights_to_read(target))
-        time.sleep(0.05)
-
-
-def _committed(consumer: Consumer, place: TopicPartition) -> tuple[Stored | None, KafkaError | None]:
-    """The offset committed there, if any, or what the broker said instead."""
-    try:
-        (found,) = consumer.committed([place], timeout=TIMEOUT_SECONDS)
-    except KafkaException as error:
-        return None, error.args[0]
-    if found.error is not None:
-        return None, found.error
-    return (Stored(found.offset, found.metadata or "") if found.offset >= 0 else None), None
 
 
 def _rights_to_read(target: WriteTarget) -> list[Right]:
