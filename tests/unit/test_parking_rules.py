@@ -172,6 +172,7 @@ def test_a_timer_that_is_set_aside_does_not_come_first() -> None:
     timers = Timers([Timer("a", 1, "T", b""), Timer("b", 2, "T", b"")])
     timers.set_aside("a")
     timers.set_aside("unknown")
+    assert [timers.is_aside(name) for name in ("a", "b", "unknown")] == [True, False, False]
     assert timers.first() == timers.get("b")
     timers.call_back("b")
     timers.call_back("a")
