@@ -41,10 +41,8 @@ from streams.settings.groups import (
     check_name,
     check_type,
 )
-from streams.settings.sources import TakesOutsideSettings, bootstrap_servers, variable, without_credentials
+from streams.settings.sources import TakesOutsideSettings, bootstrap_servers, without_credentials
 
-BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
-"""Environment variable with the brokers' addresses, used when the settings name none."""
 INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, if the settings have none (``kes run`` sets it)."""
 
