@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -36,6 +36,8 @@ NamedOffset = tuple[str, int, int]
 class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """``kind``: ``get``, ``len`` or ``range``, of one partition. ``key``: of a ``get``. ``low`` and ``high``: the
     bounds of a range, the latter not in it; ``after``: the last key that the caller has. ``limit``: rows, at most."""
+
+    path: ClassVar[str] = PATH
 
     group: str
     kind: str
