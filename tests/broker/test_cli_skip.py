@@ -296,6 +296,11 @@ async def test_parked_keys_are_listed_shown_and_let_go(lab: Lab, kes: Kes, tmp_p
         await running.until_handled(7, 0)
         _, answer, _ = await parked("list")
         assert [row["events"] for row in answer["parked"]] == [2, 1]
+        while not (told := (await asyncio.to_thread(kes, source, "lag", behind=1))[1]["parked"]):
+            pass
+        assert [(row["partition"], row["keys"], row["events"]) for row in told] == [(0, 2, 3)]
+        _, found, _ = await asyncio.to_thread(kes, source, "doctor", behind=1)
+        assert ("parked", "warning") in [(each["check"], each["state"]) for each in found["findings"]]
         assert (await parked("drop", "other", "--yes"))[0] == 1
         assert (await parked("retry", "--all", "--yes"))[0] == 0
         assert (await parked("drop", "--queue", answer["parked"][1]["queue"], "--yes"))[0] == 0

@@ -28,6 +28,10 @@ def test_later_events_of_the_key_wait_and_others_go_on() -> None:
         assert [record.offset for record in parked.events] == [1, 2]
         assert (parked.key, parked.attempts, parked.error) == (b"a", 1, "RuntimeError: no 2")
         assert driver.statistics().partitions[0].parked_events == 2
+        engine = driver._world.members[0].engine
+        assert engine is not None
+        (reported,) = engine.status._parked()  # for ``kes group``, ``lag`` and ``doctor``
+        assert (reported.partition, reported.keys, reported.events) == (0, 1, 2)
         bank.broken = set()
         driver.advance(40)  # by time
         driver.settle()
