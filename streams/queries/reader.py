@@ -116,12 +116,13 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
             at_least=_named(at_least, number),
             confirm=confirm,
             max_staleness=max_staleness,
+            record_key=self._record_key(key, encoded),
         )
         reply, put_at = await self._ask(question, timeout_seconds)
         value = None if reply.value is None else self._values.decode(reply.value)
         positions = {TopicPartition(topic, placed): offset for topic, placed, offset in reply.positions}
         # The question came after it was put: what was there so long before it came, was there so long before this.
-        return Answer(value, reply.partition, positions, put_at - reply.age_seconds, reply.served_by)
+        return Answer(value, reply.partition, positions, put_at - reply.age_seconds, reply.served_by, reply.parked)
 
     async def get_everywhere(
         self,
@@ -183,6 +184,12 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
     def partition_of(self, key: K) -> int:
         """Return the partition of a key. Raises ``ConfigError`` for a key that is no text or bytes, without
         ``routed_by``."""
+        return partition_of(self._routed(key), self.config.num_partitions)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _routed(self, key: K) -> bytes:
+        """Return the key of the records."""
         try:
             routed: object = key if self._routed_by is None else self._routed_by(key)
         except Exception as error:  # of the user's function
@@ -193,9 +200,15 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
             raise ConfigError(
                 f"keys are {type(routed).__name__}: say by routed_by=... which key their records have, as text or bytes"
             )
-        return partition_of(routed, self.config.num_partitions)
+        return routed
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    def _record_key(self, key: K, encoded: bytes) -> bytes | None:
+        """Return the key of the records where it is known, and another one than that of the table. Members of older
+        releases refuse a question that names it."""
+        if self._routed_by is None:
+            return None
+        routed = self._routed(key)
+        return None if routed == encoded else routed
 
     def _encoded(self, key: K) -> bytes:
         if key is None:

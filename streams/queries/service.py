@@ -189,6 +189,7 @@ class _Service:
             answer = await local.query(
                 question.partition,
                 partial(read_of, wanted),
+                key=question.keyed_by,
                 at_least=at_least,
                 confirm=question.confirm,
                 max_staleness=question.max_staleness,
@@ -205,6 +206,7 @@ class _Service:
                 # When the question came: readers count from there, so the time since then would count twice.
                 "age_seconds": max(0.0, age - (read_at - came_at)),
                 "served_by": answer.served_by,
+                "parked": answer.parked,
             }
             if not isinstance(answer.value, TurnRows):
                 is_count = question.kind == "len"

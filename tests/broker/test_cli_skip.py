@@ -23,7 +23,7 @@ from streams.settings import QueryConfig
 from tests.broker.client_kit import writing
 from tests.broker.engine_kit import Lab, Running, facts, start_failure
 from tests.unit.private_kit import private
-from tests.unit.waiting import stays, wait_until
+from tests.unit.waiting import PATIENCE, stays, wait_until
 from tests.vocabulary import Totals, added
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
@@ -296,8 +296,9 @@ async def test_parked_keys_are_listed_shown_and_let_go(lab: Lab, kes: Kes, tmp_p
         await running.until_handled(7, 0)
         _, answer, _ = await parked("list")
         assert [row["events"] for row in answer["parked"]] == [2, 1]
-        while not (told := (await asyncio.to_thread(kes, source, "lag", behind=1))[1]["parked"]):
-            pass
+        async with asyncio.timeout(PATIENCE):  # members report once a second
+            while not (told := (await asyncio.to_thread(kes, source, "lag", behind=1))[1]["parked"]):
+                pass
         assert [(row["partition"], row["keys"], row["events"]) for row in told] == [(0, 2, 3)]
         _, found, _ = await asyncio.to_thread(kes, source, "doctor", behind=1)
         assert ("parked", "warning") in [(each["check"], each["state"]) for each in found["findings"]]

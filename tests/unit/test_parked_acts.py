@@ -1,4 +1,5 @@
-"""Acts on parked keys by the member that owns them: once, over moves, beside other operators; and their door."""
+"""Acts on parked keys by the member that owns them: once, over moves, beside other operators; their door; and answers
+of queries that say that a key is parked."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import pytest
 from streams.errors import ConfigError, MembershipLost, NotOwned, StoreError
 from streams.runtime.queries import parked
 from streams.runtime.queries.parked import ParkedReply, ParkedRequest, answered, checked_request
-from streams.settings import QueryConfig
+from streams.runtime.queries.points import PointRead
+from streams.settings import GroupConfig, QueryConfig
 from streams.testing import TestDriver
 from tests.unit.parking_kit import Add, Bank, add
 from tests.unit.test_query_doors import SECRET, port_of, server, source_at
@@ -23,7 +25,7 @@ from tests.unit.test_query_doors import SECRET, port_of, server, source_at
 from streams.queries.operating import ParkedClient, refuse_undone  # isort: skip
 from streams.queries.routing import Server  # isort: skip
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, ticket  # isort: skip
-from streams.runtime.queries.questions import Question  # isort: skip
+from streams.runtime.queries.questions import Question, Reply  # isort: skip
 
 pytestmark = pytest.mark.usefixtures("quiet")
 OPERATE = QueryConfig(operate=True)
@@ -221,3 +223,72 @@ async def test_a_client_says_what_it_does_not_know(server: Any, tmp_path: Path) 
         client._secret = b"another secret of some"
         with pytest.raises(TicketRefused, match="does not accept the ticket: secret or clocks differ"):
             await client.act(0, "drop", [queue], timeout_seconds=0.3)
+
+
+# -- answers of queries ------------------------------------------------------------------------------------------------
+
+
+def point(driver: TestDriver[Any], found: list[tuple[bytes | None, bool]], **fields: Any) -> None:
+    """Read one key as another process does."""
+    source = driver._world.members[0].source
+
+    async def ask() -> None:
+        question = Question(group="bank", kind="get", partition=0, **{"key": b"a"} | fields)
+        read = PointRead(question, asyncio.get_running_loop().create_future())
+        source._run.queries().points.read([read], lambda one: one.waiter.set_result(None))
+        await read.waiter
+        assert isinstance(read.outcome, Reply)
+        found.append((read.outcome.value, read.outcome.parked))
+
+    driver._world.loop.create_task(ask())
+
+
+def test_an_answer_says_that_its_key_is_parked() -> None:
+    bank = Bank(group=GroupConfig(num_standbys=1))
+    bank.broken = {2}
+    with bank.driver(members=2) as driver:
+        add(driver, 1, 2, 3)
+        add(driver, 7, key="b")
+        driver.advance(3)  # the copy is warm
+        owner = driver.owner(0)
+        assert owner is not None
+        sources = [driver._world.members[number].source for number in (owner, 1 - owner)]
+
+        def asked(number: int, key: bytes | None, **more: Any) -> Any:
+            local = sources[number]._run.queries()
+            answer = driver._run(local.query(0, lambda store: store.get("a"), key=key, timeout_seconds=3.0, **more))
+            return answer.value, answer.parked
+
+        assert driver._run(sources[0].query("a", lambda store: store.get("a"))).parked
+        for number, more in ((0, {}), (0, {"confirm": True}), (1, {"max_staleness": 1.0})):
+            assert asked(number, b"a", **more) == ((1,), True), more
+            assert asked(number, b"b", **more) == ((1,), False), more
+            assert asked(number, None, **more) == ((1,), False), more
+        bank.broken = set()
+        driver.retry_parked("a")
+        driver.advance(3)
+        for number, more in ((0, {}), (1, {"max_staleness": 1.0})):
+            assert asked(number, b"a", **more) == ((1, 2, 3), False), more
+
+
+def test_the_answer_to_another_process_says_so_of_what_is_committed() -> None:
+    """Also where the records have another key than the table; and not before the transaction that parks the key is
+    committed."""
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 5, key="b")
+        found: list[Any] = []
+        driver._run(driver._world.members[0].source.query("a", lambda store: None))  # the lease
+        parks = driver.at("send_offsets.before", lambda member: point(driver, found))
+        commits = driver.at("commit.after", lambda member: found.append("committed"))
+        add(driver, 1)
+        driver.advance(1)
+        assert (parks.sprung, commits.sprung) == (1, 1)
+        assert found == ["committed", (None, True)]
+        del found[:]
+        point(driver, found, key=b"b")
+        point(driver, found, key=b"b", record_key=b"a")
+        point(driver, found, key=b"a", record_key=b"b")
+        driver.advance(1)
+        assert sorted(found, key=str) == [(None, False), (b"[5]", False), (b"[5]", True)]

@@ -103,6 +103,26 @@ async def test_the_first_answer_counts_and_an_owner_that_refuses_costs_no_wait(
         assert reader.asked == ["w-0", "w-1"], "those that have it; the others are left in peace"
 
 
+async def test_the_key_of_the_records_is_named_where_it_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By it an answer says that the key is parked. Members of older releases do not know the field."""
+    named: list[Question] = []
+    put = Members._put
+
+    async def noted(self: Members, server: Server, question: Question, left: float) -> Reply:
+        named.append(question)
+        return msgspec.structs.replace(await put(self, server, question, left), parked=question.keyed_by == b"c1")
+
+    monkeypatch.setattr(Members, "_put", noted)
+    for routed_by, key, parked in ((None, "c1", True), (str, "c1", True), (lambda key: key[:2], "c1/o7", True)):
+        async with members(tmp_path, routed_by=routed_by) as reader:
+            reader.tells = dict.fromkeys(("w-0", "w-1"), EVERYWHERE)
+            assert (await reader.get(key, timeout_seconds=PATIENCE)).parked is parked
+    assert [each.record_key for each in named] == [None, None, b"c1"]
+    assert b"record_key" not in msgspec.json.encode(named[0])
+
+
 @pytest.mark.parametrize("name", ["w-0", "w-1"])
 async def test_an_error_of_a_copy_hides_no_answer_of_the_owner(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
