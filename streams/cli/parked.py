@@ -24,7 +24,7 @@ from streams.cli.state_files import rows_table
 from streams.cli.state_sources import state_of
 from streams.cli.state_writing import Changes, StoppedPartition, Yes, stopped_source
 from streams.core.parking import NEVER_MS, PREFIX, BrokenQueue, ParkedKeys, Queue, queue_name
-from streams.core.parking_rules import Action, acted
+from streams.core.parking_rules import Action, Seen, acted
 from streams.core.timers import Timer
 from streams.errors import ConfigError, OffsetError, StoreError
 from streams.kafka.questions.group_checks import GroupChecks
@@ -295,7 +295,7 @@ def _by_owners(config: EventSourceConfig, wanted: ParkedAct, queue: str, timeout
         async with ParkedClient(config) as client:
             done = frozenset[str]()
             for number in sorted({number for number, _ in found}):
-                there = [each for at, each in found if at == number]
+                there = [each.named for at, each in found if at == number]
                 done |= await client.act(
                     number, wanted.action, there, as_letters=wanted.as_letters, timeout_seconds=timeout
                 )
@@ -341,7 +341,9 @@ def _on_stopped(
                 def due_of(name: str, timers: dict[str, Timer] = timers) -> int | None:
                     return timers[name].due_ms if name in timers else None
 
-                done = acted(parked.keys, ParkedQueue.of(each).seen, wanted.action, now_ms, due_of)
+                done = acted(
+                    parked.keys, Seen(each.name, each.state.head, each.state.next), wanted.action, now_ms, due_of
+                )
                 assert done is not None  # it was read just now
                 changes |= {
                     timer_key(changed): None if timer is None else encode_timer(timer)

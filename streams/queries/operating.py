@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from streams.core.parking_rules import Action
 from streams.errors import NotCaughtUp, NotOwned, StoreError, StreamsError
@@ -50,34 +50,29 @@ class ParkedClient(GroupAsker[ParkedRequest, ParkedReply]):
         self,
         partition: int,
         action: Action,
-        queues: Iterable[ParkedQueue],
+        seen: Sequence[tuple[str, int, int]],
         *,
         as_letters: bool = False,
         timeout_seconds: float = 10.0,
     ) -> frozenset[str]:
-        """Act on queues of a partition, as they were seen. Returns the names of those on which it was carried out, each
-        in one transaction that is committed; the others are other ones by now. A request that is put again, to this
-        member or to the next owner, does nothing a second time."""
-        chosen, done = list(queues), set[str]()
-        for start in range(0, len(chosen), PAGE):
-            done |= await self._act(partition, action, chosen[start : start + PAGE], as_letters, timeout_seconds)
+        """Act on queues of a partition, as they were seen (``ParkedQueue.named``), in one transaction for each ``PAGE``
+        of them. Returns the names of those on which it was carried out, and is committed; the others are other ones by
+        now. A request that is put again, to this member or to the next owner, does nothing a second time."""
+        done = set[str]()
+        for start in range(0, len(seen), PAGE):
+            request = ParkedRequest(
+                group=self.config.group_id,
+                partition=partition,
+                action=action,
+                seen=tuple(seen[start : start + PAGE]),
+                as_letters=as_letters,
+            )
+            try:
+                reply, _ = await self._ask(request, timeout_seconds)
+            except (NotOwned, NotCaughtUp) as error:
+                raise type(error)(f"{error}. It may have been carried out: see kes parked list") from error
+            done.update(reply.done)
         return frozenset(done)
-
-    async def _act(
-        self, partition: int, action: Action, queues: Sequence[ParkedQueue], as_letters: bool, seconds: float
-    ) -> set[str]:
-        request = ParkedRequest(
-            group=self.config.group_id,
-            partition=partition,
-            action=action,
-            seen=tuple((each.queue, each.head, each.next) for each in queues),
-            as_letters=as_letters,
-        )
-        try:
-            reply, _ = await self._ask(request, seconds)
-        except (NotOwned, NotCaughtUp) as error:
-            raise type(error)(f"{error}. It may have been carried out: see kes parked list") from error
-        return set(reply.done)
 
 
 def refuse_undone(done: frozenset[str], queue: ParkedQueue) -> None:

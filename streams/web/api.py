@@ -108,6 +108,15 @@ async def _letters(site: Site, request: Request) -> Any:
         raise _refusal_of(error) from error
 
 
+async def _parked(site: Site, request: Request) -> Any:
+    if site.parked is None:
+        raise RequestRefused(404, "no source is named")
+    try:
+        return await site.parked.read()
+    except StreamsError as error:
+        raise _refusal_of(error) from error
+
+
 async def _actions(site: Site, request: Request) -> Any:
     return [
         {
@@ -163,6 +172,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/views/{topic}", "The value of one key of a view.", Scope.QUERY, _view_key, _KEYS),
     Endpoint("GET", "/state", "The committed value of a key, from its owner.", Scope.QUERY, _state_key, _STATE_KEYS),
     Endpoint("GET", "/dead-letters", "Open dead letters, page by page.", Scope.QUERY, _letters, _LETTERS),
+    Endpoint("GET", "/parked-keys", "The parked keys that wait longest, from their owners.", Scope.QUERY, _parked),
     Endpoint("GET", "/actions", "Actions, with their last runs.", Scope.LOOK, _actions),
     Endpoint(
         "POST", "/actions/{name}/start", "Start a run of an action.", Scope.ACT, _start, _NAME, {"type": "object"}

@@ -217,12 +217,12 @@ async def test_a_client_says_what_it_does_not_know(server: Any, tmp_path: Path) 
             error="", handler="",
         )  # fmt: skip
         with pytest.raises(NotOwned, match=r"not running\. It may have been carried out: see kes parked list"):
-            await client.act(0, "drop", [queue], timeout_seconds=0.3)
+            await client.act(0, "drop", [queue.named], timeout_seconds=0.3)
         with pytest.raises(StoreError, match="is another one by now"):
             refuse_undone(frozenset(), queue)
         client._secret = b"another secret of some"
         with pytest.raises(TicketRefused, match="does not accept the ticket: secret or clocks differ"):
-            await client.act(0, "drop", [queue], timeout_seconds=0.3)
+            await client.act(0, "drop", [queue.named], timeout_seconds=0.3)
 
 
 # -- answers of queries ------------------------------------------------------------------------------------------------

@@ -67,9 +67,9 @@ class ParkedQueue(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.since_ms:020d}{self.queue}"
 
     @property
-    def seen(self) -> Seen:
+    def named(self) -> tuple[str, int, int]:
         """Return what an act on it names."""
-        return Seen(PREFIX + self.queue, self.head, self.next)
+        return self.queue, self.head, self.next
 
 
 class ParkedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
