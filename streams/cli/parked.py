@@ -21,17 +21,16 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import emit, notices
 from streams.cli.skip import position_of, slot_of
 from streams.cli.state_files import rows_table
-from streams.cli.state_sources import state_of
+from streams.cli.state_sources import Parked, parked_of, state_of
 from streams.cli.state_writing import Changes, StoppedPartition, Yes, stopped_source
-from streams.core.parking import NEVER_MS, PREFIX, BrokenQueue, ParkedKeys, Queue, queue_name
+from streams.core.parking import NEVER_MS, PREFIX, ParkedKeys, Queue, queue_name
 from streams.core.parking_rules import Action, Seen, acted
 from streams.core.timers import Timer
 from streams.errors import ConfigError, OffsetError, StoreError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.looks.addresses import brokers
 from streams.looks.records import Decoder, one_line, plain_text, shortened, shown_time
-from streams.records import IncomingRecord
-from streams.runtime.changelog import TIMER_PREFIX, decode_timer, encode_timer, timer_key
+from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.parking_acts import as_parked_record, letters
 from streams.runtime.queries.parked import ParkedQueue
 from streams.sak.harmless import harmless
@@ -50,13 +49,6 @@ Rows = list[dict[str, Any]]
 Confirm = Callable[[Rows], None]
 _NOT_PARKED: Final = "this key is not parked (any more): see kes parked list"
 PartitionOption = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")]
-
-
-class Parked(NamedTuple):
-    """The parked keys of one partition, and its timers by name."""
-
-    keys: ParkedKeys
-    timers: dict[str, Timer]
 
 
 @app.command("list")
@@ -169,21 +161,6 @@ _letting_go("drop", "Let all events of a parked key go.")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def parked_of(number: int, entries: Mapping[bytes, bytes]) -> Parked:
-    """Return the parked keys in a state. Raises ``OffsetError`` for one that cannot be read."""
-    timers: dict[str, Timer] = {}
-    for key, value in entries.items():
-        if key.startswith(TIMER_PREFIX):
-            name, timer = decode_timer(IncomingRecord("", number, 0, key, value, None))
-            if timer is not None:
-                timers[name] = timer
-    try:
-        keys = ParkedKeys(timer for name, timer in timers.items() if name.startswith(PREFIX))
-    except BrokenQueue as error:
-        raise OffsetError(f"partition {number}: {error}") from error
-    return Parked(keys, timers)
 
 
 def _read(source: EventSource[Any], servers: str, timeout: float, partition: int | None = None) -> dict[int, Parked]:
