@@ -199,7 +199,7 @@ def _row(number: int, queue: ParkedQueue) -> dict[str, Any]:
         "key": f"{key.decode(errors='replace')}..." if key is not None and is_cut else plain_text(key),
         "queue": queue.queue,
         "events": queue.next - queue.head,
-        "bytes": queue.bytes,
+        "bytes": queue.size,
         "since_ms": queue.since_ms,
         "attempts": queue.attempts,
         "next_retry_ms": None if due_ms >= NEVER_MS else due_ms,

@@ -119,7 +119,7 @@ def _shown(number: int, queue: ParkedQueue) -> dict[str, Any]:
         "has_key": queue.key is not None,
         "key_bytes": queue.key_bytes,
         "events": queue.next - queue.head,
-        "bytes": queue.bytes,
+        "bytes": queue.size,
         "since_ms": queue.since_ms,
         "attempts": queue.attempts,
         "next_retry_ms": None if queue.due_ms >= NEVER_MS else queue.due_ms,

@@ -7,7 +7,6 @@ import asyncio
 import http.client
 import time
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -41,6 +40,7 @@ def ask(driver: TestDriver[Any], action: str = "list", member: int | None = None
         answered(engine, ParkedRequest(group="bank", partition=0, action=action, **fields))
     )
     driver.settle()
+    assert msgspec.json.decode(msgspec.json.encode(reply), type=ParkedReply) == reply  # as it travels
     return reply
 
 
@@ -206,20 +206,24 @@ def test_a_ticket_to_read_is_none_to_act(server: Any) -> None:
         assert (status, b"cannot be read" in content) == (400, True), body
 
 
-async def test_a_client_says_what_it_does_not_know(server: Any, tmp_path: Path) -> None:
+async def test_a_client_says_what_it_does_not_know(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner that is silent may have acted; one of an older release has no such door; a wrong secret is named."""
     source = source_at(server)
     async with ParkedClient(source.config) as client:
         owner = Server("w-0", server.address, frozenset(range(4)))
         client._finder._read_group = lambda seconds: (owner,)  # type: ignore[method-assign]
         queue: Any = parked.ParkedQueue(
-            queue="0" * 32, key=b"k", key_bytes=1, head=0, next=1, bytes=1, since_ms=1, attempts=1, due_ms=1,
+            queue="0" * 32, key=b"k", key_bytes=1, head=0, next=1, size=1, since_ms=1, attempts=1, due_ms=1,
             error="", handler="",
         )  # fmt: skip
         with pytest.raises(NotOwned, match=r"not running\. It may have been carried out: see kes parked list"):
             await client.act(0, "drop", [queue.named], timeout_seconds=0.3)
         with pytest.raises(StoreError, match="is another one by now"):
             refuse_undone(frozenset(), queue)
+        with monkeypatch.context() as older:
+            older.setattr(ParkedRequest, "path", "/api/v1/not-yet")
+            with pytest.raises(NotOwned, match="has no /api/v1/not-yet: its release is older"):
+                await client.listed(0, timeout_seconds=0.3)
         client._secret = b"another secret of some"
         with pytest.raises(TicketRefused, match="does not accept the ticket: secret or clocks differ"):
             await client.act(0, "drop", [queue.named], timeout_seconds=0.3)

@@ -29,7 +29,7 @@ KEYS = [HOSTILE.encode(), b"new\nline", b"\xff\xfe", None, b"k" * 256]
 def queue(number: int, key: bytes | None = b"k", **fields: Any) -> ParkedQueue:
     known: dict[str, Any] = {
         "queue": f"{number:032x}", "key": key, "key_bytes": 1000 if key == KEYS[-1] else len(key or b""), "head": 7,
-        "next": 10, "bytes": 5, "since_ms": 1000 - number, "attempts": 2, "due_ms": NEVER_MS, "error": HOSTILE,
+        "next": 10, "size": 5, "since_ms": 1000 - number, "attempts": 2, "due_ms": NEVER_MS, "error": HOSTILE,
         "handler": "bank.on_add",
     }  # fmt: skip
     return ParkedQueue(**{**known, **fields})

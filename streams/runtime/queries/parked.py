@@ -28,15 +28,15 @@ _QUEUE: Final = re.compile(r"[0-9a-f]{32}")
 
 class ParkedQueue(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as an operator sees it. ``queue``: the 32 digits of its name. ``key``: its beginning, of ``key_bytes``;
-    ``None``: its event has none. ``due_ms``: of the next attempt, ``core.parking.NEVER_MS``: none by time. ``head``
-    and ``next``: for acts."""
+    ``None``: its event has none. ``size``: bytes of its events. ``due_ms``: of the next attempt
+    (``core.parking.NEVER_MS``: none by time). ``head`` and ``next``: for acts."""
 
     queue: str
     key: bytes | None
     key_bytes: int
     head: int
     next: int
-    bytes: int
+    size: int
     since_ms: int
     attempts: int
     due_ms: int
@@ -53,7 +53,7 @@ class ParkedQueue(msgspec.Struct, frozen=True, kw_only=True):
             key_bytes=len(key or b""),
             head=state.head,
             next=state.next,
-            bytes=state.bytes,
+            size=state.bytes,
             since_ms=state.since_ms,
             attempts=state.attempts,
             due_ms=queue.record.due_ms,
@@ -90,15 +90,15 @@ class ParkedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ParkedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``keys``, ``events`` and ``bytes``: all that were parked in the partition before an act. ``queues``: those of a
-    list, ``more`` come behind the last. ``done``: the queues on which an act was carried out; the others are other ones
+    """``keys``, ``events`` and ``size`` (bytes): all that were parked in the partition before an act. ``queues``: of a
+    list; ``more`` come behind the last. ``done``: the queues on which an act was carried out; the others are other ones
     by now."""
 
     partition: int
     served_by: str
     keys: int = 0
     events: int = 0
-    bytes: int = 0
+    size: int = 0
     queues: tuple[ParkedQueue, ...] = ()
     more: bool = False
     done: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ async def answered(engine: Engine, request: ParkedRequest) -> ParkedReply:
             served_by=config.instance_id,
             keys=len(timers.parked.by_name),
             events=timers.parked.events,
-            bytes=timers.parked.size,
+            size=timers.parked.size,
             queues=tuple(found[:PAGE]),
             more=len(found) > PAGE,
             done=tuple(done),
