@@ -217,16 +217,16 @@ async def test_a_client_says_what_it_does_not_know(server: Any, monkeypatch: pyt
             error="", handler="",
         )  # fmt: skip
         with pytest.raises(NotOwned, match=r"not running\. It may have been carried out: see kes parked list"):
-            await client.act(0, "drop", [queue.named], timeout_seconds=0.3)
+            await client.act(0, "drop", [queue.named], timeout_seconds=1.0)
         with pytest.raises(StoreError, match="is another one by now"):
             refuse_undone(frozenset(), queue)
         with monkeypatch.context() as older:
             older.setattr(ParkedRequest, "path", "/api/v1/not-yet")
             with pytest.raises(NotOwned, match="has no /api/v1/not-yet: its release is older"):
-                await client.listed(0, timeout_seconds=0.3)
+                await client.listed(0, timeout_seconds=1.0)
         client._secret = b"another secret of some"
         with pytest.raises(TicketRefused, match="does not accept the ticket: secret or clocks differ"):
-            await client.act(0, "drop", [queue.named], timeout_seconds=0.3)
+            await client.act(0, "drop", [queue.named], timeout_seconds=1.0)
 
 
 # -- answers of queries ------------------------------------------------------------------------------------------------
