@@ -86,6 +86,30 @@ def test_queues_are_restored_byte_by_byte(kind: str, tmp_path: Path, monkeypatch
         driver.check()
 
 
+def test_a_group_that_is_set_back_to_its_changelog_handles_no_queued_event_twice() -> None:
+    """As ``kes offsets accept`` does after the changelog has lost its end: the queues belong to the same place."""
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1, 2)
+        broker = driver._world.broker
+        log, (place,) = broker.log("bank.adds.changelog", 0), broker.offsets
+        end, offset = log.end, broker.offsets[place]
+        add(driver, 3)
+        add(driver, 10, key="b")
+        driver.leave()
+        del log.entries[end:]
+        with pytest.raises(OffsetError, match="kes offsets accept"):
+            driver.restart()
+        broker.offsets[place] = offset
+        driver.restart(0)
+        driver.settle()
+        assert [record.offset for record in driver.parked()[0].events] == [0, 1, 2]
+        bank.broken = set()
+        driver.retry_parked("a")
+        assert dict(driver.store(0).items()) == {"a": (1, 2, 3), "b": (10,)}
+
+
 # -- records that are spoilt -------------------------------------------------------------------------------------------
 
 Records = dict[bytes, bytes]
