@@ -1,4 +1,4 @@
-"""What ``kes doctor`` finds, and the source or the cluster that it looks at."""
+"""The findings of ``kes doctor``, and the source or the cluster that it looks at."""
 
 from __future__ import annotations
 
