@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from streams.errors import BrokerUnavailable, NotCaughtUp, NotOwned, StreamsError
+from streams.errors import BrokerUnavailable, ConfigError, NotCaughtUp, NotOwned, StreamsError
 from streams.sak.harmless import harmless
 from streams.web.actions import ActionRefused
 from streams.web.doors import refused
@@ -113,6 +113,8 @@ async def _parked(site: Site, request: Request) -> Any:
         raise RequestRefused(404, "no source is named")
     try:
         return await site.parked.read()
+    except ConfigError as error:  # no secret is named here
+        raise RequestRefused(404, harmless(str(error))) from error
     except StreamsError as error:
         raise _refusal_of(error) from error
 

@@ -136,4 +136,4 @@ def test_a_place_that_is_none_fails_the_run(monitor: Monitor, place: str) -> Non
 def test_without_the_secret_of_the_group_the_page_says_so(tmp_path: Path) -> None:
     with served(source_of(), str(private(tmp_path / "tokens.toml", TOKENS))) as made:
         assert "set QueryConfig.secret_file" in ask(made.port, "/parked-keys").text
-        assert ask(made.port, "/api/v1/parked-keys").status == 500
+        assert ask(made.port, "/api/v1/parked-keys").status == 404
