@@ -251,6 +251,7 @@ SECTIONS: Final = (
             "tls_certificate_file": "of the server that answers; without it only on the loopback",
             "tls_key_file": "its key",
             "tls_ca_file": "certificates by which readers check the server; empty: those of the system",
+            "operate": "who has the secret may also act on [parked keys](../guides/parking.md) while members run",
         },
     ),
     Section(
@@ -353,6 +354,7 @@ SECTIONS: Final = (
             "max_queued_records": "number of records sent and not acknowledged beyond which calls wait",
             "delivery_timeout_seconds": "seconds for which a record is tried",
             "transaction_timeout_seconds": "seconds after which the broker aborts a transaction",
+            "partitioner": "places keys: `murmur2`, `crc32` (librdkafka's default) or `fnv1a` (sarama)",
         },
     ),
     Section(

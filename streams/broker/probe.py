@@ -11,7 +11,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, decode_answer, encode, is_flexible
+from streams.kafka.wire.codec import MalformedAnswer, decode_answer, encode
+from streams.kafka.wire.message import AnswerT, Request, is_flexible
 from streams.kafka.wire.schemas.describe_quorum import DescribeQuorumRequest
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Final
 
 from streams.cli.cluster import source_admin_of
-from streams.cli.machine_checks import OK, PROBLEM, UNKNOWN, WARNING, Finding, libraries, spark_tasks
+from streams.cli.findings import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target
 from streams.cli.rights import of_input, of_source
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
 from streams.errors import StreamsError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks, standing
-from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions
+from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
 from streams.kafka.questions.group_view import GroupQuestions
 from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
-from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import Security
-from streams.looks.addresses import client_settings_of
+from streams.looks.group_live import LiveGroup, parked_text
 from streams.looks.records import Decoder
 from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.source_topics import SOURCE
+from streams.sak import leaves, spark_jar
 from streams.sak.harmless import harmless
 from streams.sak.murmur2 import partition_of
 from streams.settings.config import EventSourceConfig
 from streams.settings.sources import checked_addresses
-from streams.source.event_source import EventSource
 
+DISTRIBUTION: Final = "kafka-event-source"
 OLDEST_KAFKA: Final = (3, 0)
 _CLOCK_WARNING, _CLOCK_PROBLEM = 5.0, 60.0
 _SAMPLE: Final = 200
@@ -42,45 +43,6 @@ _SAMPLE: Final = 200
 _CONNECT_SECONDS: Final = 2.0
 _CLOSE_SECONDS: Final = 2.0
 _LIMITS: Final = ["transaction.max.timeout.ms", "group.min.session.timeout.ms", "group.max.session.timeout.ms"]
-
-
-class Target(NamedTuple):
-    """The object of the checks: a source that was named as ``name``, or nothing but the cluster at ``servers``."""
-
-    name: str
-    source: EventSource[Any] | None
-    servers: str
-    seconds: float
-
-    @property
-    def config(self) -> EventSourceConfig | None:
-        """Return the settings of the source, with the address that is used."""
-        if self.source is None:
-            return None
-        return msgspec.structs.replace(self.source.config, bootstrap_servers=self.servers)
-
-    @property
-    def security(self) -> Security:
-        """Return the security of connections to the cluster."""
-        return Security.of(client_settings_of(self.config))
-
-    @property
-    def settings(self) -> ClientSettings:
-        """Return librdkafka's settings."""
-        return ClientSettings(self.servers, client_settings_of(self.config), client_id="kes-doctor")
-
-    @property
-    def source_settings(self) -> ClientSettings:
-        """Return librdkafka's settings for the source's topic."""
-        config = self.config
-        if config is None or not config.source_is_elsewhere:
-            return self.settings
-        return ClientSettings(config.source_bootstrap_servers, config.source_client_settings, client_id="kes-doctor")
-
-    @property
-    def deadline(self) -> float:
-        """Return the time when a question that begins now is given up."""
-        return time.monotonic() + self.seconds
 
 
 def findings(target: Target) -> Iterator[Finding]:
@@ -115,6 +77,55 @@ def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Findin
         yield from list(check())
     except StreamsError as error:
         yield Finding(name, UNKNOWN, str(error))
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+def libraries() -> Iterator[Finding]:
+    """Versions of the client libraries, and whether they are those that this package is made for."""
+    try:
+        wanted = [line for line in requires(DISTRIBUTION) or () if "extra ==" not in line]
+        own = version(DISTRIBUTION)
+    except PackageNotFoundError:
+        wanted, own = [], "(not installed)"
+    yield Finding("libraries", OK, f"kes {own}, Python {platform.python_version()}, librdkafka {librdkafka_version()}")
+    is_compiled = leaves.summary() == leaves.COMPILED
+    yield Finding("hot path", OK if is_compiled else WARNING, leaves.summary(), "" if is_compiled else leaves.advice())
+    for line in wanted:
+        name, bounds = re.match(r"([\w.-]+)\s*(.*)", line.partition(";")[0]).groups()  # type: ignore[union-attr]
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            yield Finding("libraries", PROBLEM, f"{name} is not installed", f"pip install '{name}{bounds.strip()}'")
+            continue
+        if not fits(found, bounds):
+            text = f"{name} is {found}, and {bounds.strip()} is needed"
+            yield Finding("libraries", PROBLEM, text, f"pip install '{name}{bounds.strip()}'")
+
+
+def spark_tasks() -> Iterator[Finding]:
+    """The language that tasks of Spark encode rows in, where Spark is installed."""
+    if (spark := spark_jar.installed_spark()) is None:
+        return
+    missing = spark_jar.problem(spark[0])
+    text = f"Spark {spark[0]}: tasks that write encode in {f'Python: {missing}' if missing else 'Java'}"
+    # Python does it as well, so a jar that is not there is no fault; one that would be refused is.
+    state = WARNING if missing and spark_jar.JAR.exists() else OK
+    yield Finding("spark", state, text, spark_jar.ADVICE if missing else "")
+
+
+def fits(found: str, bounds: str) -> bool:
+    """Check a version against bounds like ``>=2.16.1,<2.17``. Other kinds of bounds are taken for kept."""
+    for operator, bound in re.findall(r"(>=|<)\s*([\d.]+)", bounds):
+        if (_numbers(found) >= _numbers(bound)) is not (operator == ">="):
+            return False
+    return True
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found = [int(part) for part in re.findall(r"\d+", re.split(r"[a-z+-]", text)[0])]
+    return tuple(found + [0] * (4 - len(found)))
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------
@@ -324,6 +335,20 @@ def _next_records(target: Target, topic: str, committed: Mapping[int, int]) -> I
         yield from [(one.lag, found[one.partition][0]) for one in lags if found.get(one.partition)]
 
 
+def parked(target: Target) -> Iterator[Finding]:
+    """The parked keys of the running members: neither position nor lag tells of them."""
+    config = target.config
+    assert config is not None
+    with LiveGroup(config, "kes-doctor") as group:
+        view, live, problems = group.read(target.seconds)
+    if text := parked_text(live, time.time()):
+        yield Finding("parked", WARNING, text, f"kes parked list {target.name}")
+    elif problems:
+        yield Finding("parked", UNKNOWN, "; ".join(problems), f"kes parked list {target.name}")
+    elif view.members:
+        yield Finding("parked", OK, "no key is parked, as members report it")
+
+
 def transactions(target: Target) -> Iterator[Finding]:
     """Transactions that hold up readers of the source's topics without an end."""
     config = target.config
@@ -385,6 +410,7 @@ _OF_A_SOURCE: Final = {
     "topics": topics,
     "group": group,
     "progress": progress,
+    "parked": parked,
     "transactions": transactions,
     "keys": keys,
 }

@@ -104,6 +104,7 @@ class JournalTerm:
             raise ConfigError(f"{self.name}: a checkpoint at {at}: the journal is known up to {self.position}")
         while at is None and self._checkpoint is not None:
             await self._idle.wait(0.05)
+        # Again: the term may have ended while another checkpoint was waited for.
         self._check()
         pending = PendingCheckpoint(self.position if at is None else at)
         if at is None:
@@ -112,6 +113,7 @@ class JournalTerm:
         try:
             while at is None and self._under_way:
                 await self._idle.wait(0.05)
+            # Not before: an append under way at the start of the block has moved the position.
             if at is None:
                 pending.position = self.position
             self._check()
@@ -119,6 +121,7 @@ class JournalTerm:
             entry = control(CHECKPOINT_TYPE, CheckpointRecord(pending.position, name))
             appending = Appending([entry], None, passes=True)
             self._check()
+            # In front of the appends that were held back: they are not covered by it.
             self._queue.appendleft(appending)
             self._changed.notify()
             try:
@@ -244,6 +247,7 @@ class JournalTerm:
         origins = [index for index, appending in enumerate(group) for _ in appending.payloads]
         if not payloads:
             payloads, origins = [control(BARRIER_TYPE)], [0]
+        # Before the call: from here on an append can no longer be withdrawn, whatever becomes of its caller.
         for appending in group:
             appending.is_sent = True
         try:
@@ -268,6 +272,7 @@ class JournalTerm:
             for index, appending in enumerate(group):
                 appending.fail(error if index in named or len(group) == 1 else self._unfit())
             raise NotLeading(str(error))
+        # Backwards, since each goes to the front of the queue: the order of the appends stays.
         for index, appending in reversed(list(enumerate(group))):
             if index in named or len(group) == 1:
                 appending.fail(error)

@@ -91,6 +91,7 @@ class TermWriter:
             raise
 
     def _begin(self, address: str) -> int:
+        # J1: the claim first. Looked up before, the end could still move by a commit of the former leader.
         mark = self._claim.take()
         previous = self._last_term(mark)
         writer = f"{host_name()}, process {os.getpid()}, {uuid.uuid4().hex[:8]}"
@@ -113,6 +114,7 @@ class TermWriter:
         first = self._number + 1
         outputs = outputs_of(self._claim.topic, payloads, self.token, first, origins or [-1] * len(payloads))
         while True:
+            # Also before an append is sent again: settling may have met a younger term (J5).
             self._check_term()
             self._to(TermState.COMMITTING)
             refused = None
@@ -125,6 +127,7 @@ class TermWriter:
             except (Failed, BrokerUnavailable) as error:
                 _log.warning("%s: term %d: an append is settled: %s", self._claim.where, self.token, error)
             self._to(TermState.SETTLING)
+            # Also after a refusal: that nothing of it is in the log is read there, not concluded (J3).
             answer = self._settle(first, len(outputs))
             if answer.offsets:
                 return self._known(answer.offsets)
@@ -181,10 +184,13 @@ class TermWriter:
 
     def _read_outcome(self, first: int, count: int, *, is_last: bool) -> SettledAppend | None:
         """Take the claim, if that is ours to do, and read the tail; ``None``: nothing can be said yet."""
+        # J4: a question of now. What the group said before the failure may be old, and two leaders would take the claim
+        # from each other.
         is_ours = self._tenure.is_confirmed()
         takes = is_ours or is_last
         mark = self._claim.take() if takes else self._claim.log_range()
         answer = settled(self._claim.read(self.position, mark.end), self.token, first, count)
+        # Behind a younger term nothing of ours can come, so the answer is final, also without the claim.
         if answer.newer >= 0:
             self.end(f"term {answer.newer} has begun")
         elif takes and not is_ours:

@@ -42,19 +42,6 @@ NOT_AUTHORIZED: Final = frozenset(code for code in codes.Code if is_denial(code.
 DENIED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 """The credentials are refused."""
 
-READING_ENDS: Final = (
-    DENIED
-    | NOT_AUTHORIZED - {KafkaError.GROUP_AUTHORIZATION_FAILED}  # librdkafka looks a coordinator up; none is needed
-    | {
-        KafkaError._SSL,
-        KafkaError._BAD_MSG,
-        KafkaError._BAD_COMPRESSION,
-        KafkaError.INVALID_MSG,
-        KafkaError._NOT_IMPLEMENTED,
-    }
-)
-"""Errors in place of a record that stay, however often a bounded read without a group tries again."""
-
 UNREACHABLE: Final = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
 """No broker could be connected to."""
 

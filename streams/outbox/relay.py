@@ -205,6 +205,7 @@ class Relay:
                 thread.join(max(0.0, until - time.monotonic()))
                 if thread.is_alive():  # a database that hangs: the next owner settles what is open
                     loop.interrupt()
+            # Left last: another relay gets the shards when nothing of ours is under way. Its claim settles what hangs.
             group.close(_LEAVE_SECONDS)
 
     @staticmethod
@@ -220,6 +221,7 @@ class Relay:
     def _begin(self, tenure: Tenure) -> None:
         loop = ShardLoop(self.config, tenure, self._notify)
         thread = threading.Thread(target=self._work, args=[loop], name=f"kes-outbox-{tenure.partition}", daemon=True)
+        # Noted before it runs: the thread takes itself out again when it ends.
         with self._lock:
             self._at_work[tenure] = loop, thread
         thread.start()
@@ -243,6 +245,7 @@ class Relay:
                 loop.tenure.done()
 
     def _fail(self, error: BaseException) -> None:
+        # The error first: those that the stop wakes up raise what they find.
         if self._failure is None:
             self._failure = error
         self._stopping.set()

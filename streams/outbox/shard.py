@@ -181,8 +181,10 @@ class ShardLoop:
             if (known := session.adopt(topic_id)) != topic_id:
                 raise other_topic(claim.where, topic_id, known)
             ring = positions.read(claim.take())  # O1: ends the predecessor's transaction, and the predecessor, first
+            # Before anything is deleted: what was set back is refused while all rows are still there.
             ring.check_against(session.noted_serial(self.shard), claim.where)
             session.delete(self.shard, ring.rows, ring.serial)  # O5: once per session, since each makes a claim
+            # Before the first fetch: what is committed later wakes the loop, what was committed earlier is fetched.
             session.listen()
             session.show_owner(about.lock_class, self.shard)
             self._emit(ShardAcquired(self.shard, ring.serial))
@@ -267,4 +269,5 @@ class _Pace:
             self._is_asleep = True  # and look once more: what was committed before sent no wake-up
         else:
             self._nudged.wait(_BUSY_SECONDS if now - self._last_row < _RETRY_SECONDS else _IDLE_SECONDS)
+        # In front of the next fetch, which sees what the nudge was for.
         self._nudged.clear()

@@ -41,10 +41,8 @@ from streams.settings.groups import (
     check_name,
     check_type,
 )
-from streams.settings.sources import TakesOutsideSettings, bootstrap_servers, variable, without_credentials
+from streams.settings.sources import TakesOutsideSettings, bootstrap_servers, without_credentials
 
-BOOTSTRAP_VARIABLE = variable(("bootstrap_servers",))
-"""Environment variable with the brokers' addresses, used when the settings name none."""
 INSTANCE_VARIABLE = "KES_INSTANCE_ID"
 """Environment variable with this process's stable name, if the settings have none (``kes run`` sets it)."""
 
@@ -188,7 +186,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     @property
     def start_places(self) -> Places:
         """Return ``start_at`` as places; empty: there are none."""
-        return places_of(found for text in self.start_at.split(",") if (found := text.strip()))
+        return places_of((found for text in self.start_at.split(",") if (found := text.strip())), self.topic)
 
     @property
     def source_is_elsewhere(self) -> bool:

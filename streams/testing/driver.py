@@ -431,7 +431,7 @@ class TestDriver(DrivenBeginnings, DrivenParking, Generic[StoreT]):
     def outage(self, seconds: float) -> None:
         """Stop the broker's answers for so long."""
         self._world.note(f"the broker is away for {seconds} s")
-        self._world.broker.down_until = self._world.broker.last_outage = self.now + seconds
+        self._world.broker.down_until = self.now + seconds
 
     def forget_group(self) -> None:
         """Restart the group's coordinator without its memory: members, generation and offsets are gone."""

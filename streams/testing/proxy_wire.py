@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from streams.kafka.wire import codec
-from streams.kafka.wire.codec import MalformedAnswer, WireBytes, decode, encode, is_flexible
+from streams.kafka.wire.codec import MalformedAnswer, WireBytes, decode, encode
+from streams.kafka.wire.message import Request, is_flexible
 from streams.kafka.wire.schemas.describe_cluster import DescribeClusterRequest
 from streams.kafka.wire.schemas.fetch import FetchRequest
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
@@ -99,7 +99,7 @@ def reply_correlation(frame: bytes) -> int:
 class _Naming:
     """A reply that may name brokers: from this version on, in these structures."""
 
-    request: type[codec.Request[Any]]
+    request: type[Request[Any]]
     brokers: Callable[[Any], Sequence[Any]]
     node: str = "node_id"
     since: int = 0

@@ -105,17 +105,6 @@ class Seat:
         line.ready = ready_later
         return thawed.set
 
-    def when_it_gives_up(self, note: Callable[[], None]) -> None:
-        """Call ``note`` when the broker has its LeaveGroup, of a member that gives itself up."""
-        protocol = self.membership._link._protocol
-        leave = protocol._leave_as
-
-        async def noted(*args: Any) -> None:
-            await leave(*args)
-            note()
-
-        protocol._leave_as = noted
-
     @property
     def metadata(self) -> bytes:
         """The newest that it published."""
@@ -212,17 +201,6 @@ def settled(*members: Seat, patience: float = PATIENCE) -> None:
         )
 
     until(done, "the group does not settle", patience)
-
-
-def in_time(seconds: float, *deeds: Callable[[], object]) -> bool:
-    """Whether one of these, which are all the same, takes less than ``seconds``; what comes after it is not done. A
-    machine may stand still once, but not each time."""
-    for deed in deeds:
-        before = time.monotonic()
-        deed()
-        if time.monotonic() - before < seconds:
-            return True
-    return False
 
 
 def make_topic(servers: str, name: str, partitions: int = PARTITIONS, **config: str) -> str:

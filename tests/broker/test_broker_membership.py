@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from streams.errors import ConfigError, MembershipFatal
+from streams.errors import MembershipFatal
 from streams.kafka.group.broker_group import Roster
-from streams.model.group import Assigned, Lost, Revoked
-from tests.broker.membership_kit import PARTITIONS, SESSION_MS, STEADY_MS, Desk, Seat, Transactor, settled, until
+from streams.model.group import Lost
+from tests.broker.membership_kit import PARTITIONS, SESSION_MS, Desk, Seat, Transactor, settled, until
 from tests.unit.waiting import stays
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(240)]
@@ -70,25 +70,6 @@ def test_open_transactions_of_the_departed_are_ended_and_nobody_elses(desk: Desk
     assert len(offsets) == PARTITIONS
 
 
-def test_evicted_within_a_barrier_and_back_with_nothing_of_before(desk: Desk) -> None:
-    evicted = desk.seat("a", release=False)
-    evicted.owning(PARTITIONS)
-    other = desk.seat("b")
-    evicted.first(Revoked)
-    old, commits = evicted.membership.group_metadata, transactor(desk)
-    evicted.release = True
-    assert other.take_over.remove_member(old.member_id, None, soon())
-    assert commits.commit(old.metadata) == "UNKNOWN_MEMBER_ID"
-    lost = evicted.lost()
-    since = evicted.events.index(lost) + 1
-    evicted.wait(lambda event: isinstance(event, Assigned) and bool(event.owned), since)
-    settled(evicted, other)
-    again = evicted.assigned()[-1]
-    assert again.incarnation == 1
-    until(lambda: commits.commit(evicted.metadata, min(again.owned)) == "ok", "it cannot work")
-    assert commits.commit(old.metadata, min(again.owned)) != "ok"
-
-
 def test_the_brokers_range(desk: Desk) -> None:
     members = [desk.seat(name, strategies=("range",)) for name in "ab"]
     settled(*members)
@@ -100,10 +81,11 @@ def test_the_brokers_range(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("session_ms", [SESSION_MS])
-def test_a_running_group_of_another_program_is_refused_by_name(desk: Desk) -> None:
+@pytest.mark.parametrize("settings", [{"partition.assignment.strategy": "range"}, {"group.protocol": "consumer"}])
+def test_a_running_group_of_another_program_is_refused_by_name(desk: Desk, settings: dict[str, str]) -> None:
     """Kafka would convert the group (group.consumer.migration.policy)."""
     place = {"bootstrap.servers": desk.servers, "group.id": desk.group, "client.id": "stranger", "log_level": 0}
-    there = Consumer({**place, "partition.assignment.strategy": "range"})
+    there = Consumer({**place, **settings})
     there.subscribe([desk.topic])
     until(lambda: there.poll(0.05) is None and len(there.assignment()) == PARTITIONS, "it is not assigned")
     error = desk.seat("a").fatal()
@@ -123,9 +105,3 @@ def test_members_that_do_not_understand_each_other(desk: Desk) -> None:
     assert "stop all of them" in str(error)
     stays(lambda: first.assigned()[-1].owned == ALL, 0.5, "the ones that are there are disturbed")
     assert not first.heard_of(Lost)
-
-
-def test_a_transaction_timeout_that_outlives_the_brokers_session(desk: Desk) -> None:
-    error = desk.seat("a", transaction_timeout_ms=STEADY_MS).fatal()
-    assert isinstance(error, ConfigError)
-    assert f"transaction_timeout_seconds ({STEADY_MS // 1000})" in str(error)

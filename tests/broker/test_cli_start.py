@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +12,6 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ConsumerPartition
 
 from streams.kafka.questions.group_checks import GroupChecks
-from streams.model.places import shown_place
-from streams.runtime.changelog import BEGIN_KEY, decode_begin
 from tests.broker.engine_kit import Lab, Running, start_failure
 from tests.unit.waiting import stays, wait_until
 
@@ -23,7 +20,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 PARTITIONS = 2
 Kes = Callable[..., tuple[int, Any, str]]
 NAMES = "abcdefghij"
-HALF_AN_HOUR = 1_800_000
 
 
 @contextlib.contextmanager
@@ -172,42 +168,3 @@ async def test_a_member_that_starts_meanwhile_waits_and_begins_there(lab: Lab, k
     await running.until_handled(10, 0)
     assert sorted(name for name, _ in await lab.totals()) == list("ij")
     await running.__aexit__(None, None, None)
-
-
-@pytest.mark.nightly
-async def test_a_time_is_that_of_the_records(lab: Lab, kes: Kes) -> None:
-    await lab.create()
-    await lab.add("a", "b")
-    [*_, last] = await lab.records(lab.topic, 0)
-    at = shown_place(last.timestamp_ms + 1)
-    while time.time() * 1000 < last.timestamp_ms + 2:
-        await asyncio.sleep(0.001)
-    await lab.add("c", "d")
-    source = lab.telling()
-    code, answer, err = await asyncio.to_thread(kes, source, "offsets", "start", "--at", at, "--yes")
-    assert code == 0, err
-    assert [(row["offset"], row["place"]) for row in answer["inputs"][lab.topic]] == [(2, at), (0, at)]
-    assert answer["timestamps"] == "CreateTime"
-    async with Running(source) as running:
-        await running.until_handled(4, 0)
-    assert sorted(name for name, _ in await lab.totals()) == list("cd")
-    began = [decode_begin(record) for record in await lab.records(lab.changelog) if record.key == BEGIN_KEY]
-    assert [one.at for one in began] == [{lab.topic: 2}, {lab.topic: 0}]
-
-
-@pytest.mark.nightly
-async def test_a_static_member_that_was_stopped_is_taken_out_by_its_name(lab: Lab, kes: Kes) -> None:
-    """Its session has half an hour left."""
-    await lab.create()
-    await lab.add(*NAMES)
-    source, words = lab.telling(), ("offsets", "start", "--from-group", lab.group, "--yes")
-    session = {"session.timeout.ms": HALF_AN_HOUR, "max.poll.interval.ms": HALF_AN_HOUR}
-    with plain(lab, lab.group, **session, **{"group.instance.id": "s-1"}) as consumer:
-        await asyncio.to_thread(handle, lab, consumer, 6, 0)
-    code, _, err = await asyncio.to_thread(kes, source, *words)
-    assert (code, "static member 's-1', client id 'by-hand'" in " ".join(err.split())) == (1, True), err
-    code, answer, err = await asyncio.to_thread(kes, source, *words, "--remove-member", "s-1")
-    assert (code, answer and answer["written"]) == (0, True), err
-    async with Running(source) as running:
-        await running.until_handled(10, 0)
-    assert sorted(name for name, _ in await lab.totals()) == list("ghij")

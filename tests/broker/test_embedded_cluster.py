@@ -90,31 +90,6 @@ def test_killed_node_is_replaced_and_comes_back(cluster: KafkaCluster, topic_pre
 
 
 @pytest.mark.nightly
-def test_frozen_and_stopped_nodes(cluster: KafkaCluster, topic_prefix: str) -> None:
-    topic = topic_prefix + "t"
-    make_topic(cluster.bootstrap_servers, topic, 3)
-    frozen = cluster.node(1)
-    frozen.freeze()
-    try:
-        wait_until(lambda: in_sync(cluster, topic) == 2)
-        assert cluster.controller() in {2, 3}
-        produce(cluster.bootstrap_servers, topic, ["a", "b", "c"], 3)
-    finally:
-        frozen.thaw()
-    cluster.wait_in_sync()
-    stopped = cluster.node(2)
-    stopped.shut_down()
-    stopped.shut_down()
-    assert not stopped.is_running
-    produce(cluster.bootstrap_servers, topic, ["d", "e", "f"], 3)
-    with pytest.raises(EmbeddedBrokerError, match="not in sync"):
-        cluster.wait_in_sync(0.5)
-    stopped.restart()
-    cluster.wait_in_sync()
-    assert sorted(consume(cluster.bootstrap_servers, topic, 6)) == ["a", "b", "c", "d", "e", "f"]
-
-
-@pytest.mark.nightly
 def test_proxy_before_a_cluster(cluster: KafkaCluster, topic_prefix: str) -> None:
     """Clients stay on it, also when leaders change and a broker tells them where the new one is."""
     topic = topic_prefix + "t"

@@ -15,7 +15,6 @@ from streams.records import TYPE_HEADER
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.connections import KafkaConnections
 from streams.runtime.system import Environment
-from tests.broker.client_kit import trim
 from tests.broker.engine_kit import Lab, Running, source_of, start_failure
 from tests.vocabulary import Ring, Totals
 
@@ -123,29 +122,6 @@ async def test_a_changelog_that_was_restored_is_accepted_on_purpose(lab: Lab, ke
     async with Running(source_of(lab)) as run:
         await run.until_handled(4, 0)
     assert await lab.counts() == {"a": 4}
-
-
-@pytest.mark.nightly
-async def test_a_changelog_that_lost_its_beginning_is_named(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    await lab.create()
-    await lab.add("a", "b")
-    async with Running(source_of(lab)) as run:
-        await run.until_handled(2, 0)
-    begin = (await lab.watermarks(lab.changelog))[0].end
-    await lab.add("b")
-    async with Running(source_of(lab)) as run:
-        await run.until_handled(3, 0)
-    end = (await lab.watermarks(lab.changelog))[0].end
-    await asyncio.to_thread(trim, lab.admin, lab.changelog, {0: begin})
-    assert "the log starts at" not in caplog.text
-    await lab.add("a", "b")
-    async with Running(source_of(lab)) as run:
-        await run.until_handled(5, 0)
-    [warning] = [one.getMessage() for one in caplog.records if "the log starts at" in one.getMessage()]
-    assert warning.startswith(
-        f"{lab.changelog}[0]: the log starts at {begin} (end {end}): records below it were deleted"
-    )
-    assert await lab.counts() == {"a": 1, "b": 3}, "without the deletion a had 2"
 
 
 async def test_a_group_offset_that_is_ahead_is_accepted_on_purpose(lab: Lab, kes: Kes) -> None:

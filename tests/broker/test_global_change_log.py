@@ -6,20 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from streams import SKIP, EventContext, EventSource, GlobalChangeLog, SourceState
+from streams import EventSource, GlobalChangeLog, SourceState
 from streams.broker import KafkaBroker
-from streams.errors import BrokerUnavailable, DecodeError, OffsetError, StoreError, TopicError
+from streams.errors import BrokerUnavailable, DecodeError
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.runtime.reading import log_reader
-from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import PATIENCE, Row, Writer, create, writing
-from tests.broker.engine_kit import Lab, Running, until
-from tests.vocabulary import TOTALS, Added, Totals
+from tests.broker.engine_kit import Lab, until
+from tests.vocabulary import TOTALS, Added
 
 pytestmark = [
     pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(300), pytest.mark.usefixtures("no_reader_is_left"),
@@ -109,81 +107,6 @@ async def test_it_goes_on_after_a_restart_and_stops_quickly_beside_a_frozen_brok
         assert log.state is SourceState.STOPPED
     finally:
         broker.thaw()
-
-
-@pytest.mark.parametrize("again", [False, True])
-async def test_a_topic_that_is_deleted(
-    settings: ClientSettings, admin: TopicAdmin, topic: str, writer: Writer, again: bool
-) -> None:
-    """By itself, sooner or later; and at once if somebody asks. One that is recreated may have more records than
-    the first one: nobody must read on in the middle of it."""
-    await in_thread(writer.commit, (0, "a", "1"))
-    log = log_over(settings, topic)
-    table = log.table(key=str, value=str)
-
-    async def body() -> None:
-        async with log:
-            assert await log.wait_caught_up(PATIENCE)
-            await in_thread(admin.delete, [topic])
-            if again:
-                await in_thread(create, admin, topic, PARTITIONS)
-                await in_thread(write, settings, topic, *((0, f"k{n}", "new") for n in range(10)))
-            await asyncio.wait_for(log.wait_stopped(), PATIENCE)
-
-    with pytest.raises((TopicError, OffsetError) if again else TopicError, match=r"any more|was deleted"):
-        await body()
-    with pytest.raises(StoreError, match="not kept up to date"):
-        table.get("a")
-
-
-async def test_it_is_a_live_view_of_an_event_sources_stores(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
-    """Through its changelog, with the toolkit's own records in it; a failed event leaves no trace here either."""
-    lab = Lab(kafka_broker.bootstrap_servers, topic_prefix, partitions=2)
-    await lab.create()
-    source = EventSource(lab.config(), TOTALS)
-
-    @source.register_event_type(Added, on_error=SKIP)
-    def handle(ctx: EventContext[Totals], event: Added) -> None:
-        ctx.store.put(event.name, ctx.store.get(event.name, 0) + event.amount)
-        if event.deed == "raise":
-            raise ValueError("after the write")
-        if event.deed == "delete":
-            ctx.store.delete(event.name)
-
-    def view() -> tuple[GlobalChangeLog, Any, list[bytes | None]]:
-        log, keys = GlobalChangeLog.of(source.config), list[bytes | None]()
-        log.add_receiver(lambda record: keys.append(record.key))
-        return log, log.table(key=str, value=int, ordered=True), keys
-
-    async with Running(source) as run:
-        await lab.add("a", "b", partition=0)
-        await lab.add("a", "c", partition=1)
-        log, table, keys = view()
-        async with log:
-            await run.until_handled(2, 2)
-            assert await log.wait_caught_up(PATIENCE)
-            assert dict(table.of_partition(0).items()) == {"a": 1, "b": 1}
-            assert dict(table.of_partition(1).items()) == {"a": 1, "c": 1}
-            assert table.get("c") == 1
-            with pytest.raises(StoreError, match="'a' is in partitions 0, 1"):
-                table.get("a")
-            await lab.add("b", amount=9, partition=0)
-            await lab.add("b", deed="raise", amount=1000, partition=0)
-            await lab.add("c", deed="delete", partition=1)
-            await run.until_handled(4, 3)
-            assert await log.wait_caught_up(PATIENCE)
-            for number in range(2):
-                assert dict(table.of_partition(number).items()) == await lab.counts(number)
-            assert (table.get("b"), table.get("c")) == (10, None)
-            reserved = [r.key for r in await lab.records(lab.changelog) if (r.key or b"").startswith(b"\xff\xff")]
-            assert reserved
-            assert all(key is not None and key.isalpha() for key in keys)
-    await run.task
-    again, table, keys = view()
-    async with again:  # with the release of the stopped member at the end
-        assert await again.wait_caught_up(PATIENCE)
-        for number in range(2):
-            assert dict(table.of_partition(number).items()) == await lab.counts(number)
 
 
 async def test_a_view_that_fails_stops_the_source_that_it_lives_with(

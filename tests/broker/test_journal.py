@@ -15,10 +15,7 @@ from streams import NotLeading, event_type, upcaster
 from streams.errors import (
     AppendConflict,
     ConfigError,
-    DecodeError,
-    JournalError,
     OffsetError,
-    RecordRefused,
     TopicError,
     TopicReplaced,
 )
@@ -28,7 +25,7 @@ from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.model.topics import TopicSpec
 from streams.testing.fixtures import BrokerAddress
-from tests.broker.client_kit import rows, truncate, writing
+from tests.broker.client_kit import truncate
 from tests.broker.test_wire_producer import alter
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -190,55 +187,6 @@ async def test_a_topic_that_takes_small_batches_costs_no_term(kafka_broker: Brok
     assert found[-1].position == positions[-1]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("who", ["client", "broker"])
-async def test_an_entry_that_is_refused_fails_alone(who: str, kafka_broker: BrokerAddress, topic_prefix: str) -> None:
-    limit = {"message.max.bytes": 20_000} if who == "client" else {}
-    journal = journal_of(kafka_broker, topic_prefix + "small", client_settings=limit)
-    await journal.create()
-    if who == "broker":
-        alter(kafka_broker.bootstrap_servers, journal.name, {"max.message.bytes": "20000"})
-    async with journal.lead() as term:
-        appends = [term.append(b"x" * 30_000 if number == 30 else b"%d" % number) for number in range(64)]
-        answers = await asyncio.gather(*appends, return_exceptions=True)
-        assert isinstance(answers[30], RecordRefused)
-        assert all(isinstance(answer, int) for number, answer in enumerate(answers) if number != 30)
-        await term.append(b"end")
-    items = await all_of(journal)
-    assert sorted(events_of(items)) == sorted([*(b"%d" % each for each in range(64) if each != 30), b"end"])
-
-
-@pytest.mark.nightly
-async def test_a_cancelled_append_lets_know_what_became_of_it(journal: Journal) -> None:
-    await journal.create()
-    async with journal.lead() as term:
-        sent = term.submit(b"sent")
-
-        async def wait() -> None:
-            await sent
-
-        task = asyncio.create_task(wait())
-        while not sent.is_sent:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not sent.withdraw()
-        position = await sent
-        withdrawn = term.submit(b"withdrawn")
-        assert withdrawn.withdraw()
-        with pytest.raises(NotLeading, match="withdrawn before it was sent"):
-            await withdrawn
-        queued = asyncio.create_task(term.append(b"cancelled"))
-        while not term._queue:
-            await asyncio.sleep(0)
-        queued.cancel()
-        await asyncio.gather(queued, return_exceptions=True)
-        await term.barrier()
-    found = await all_of(journal)
-    assert {item.position: item.event for item in found if isinstance(item, JournalEntry)}[position] == b"sent"
-    assert b"withdrawn" not in events_of(found)
-
-
 async def test_a_leader_whose_claim_was_taken_is_refused_and_its_block_is_cancelled(journal: Journal) -> None:
     """A second leader by a group that lost its memory: the first one's append is refused, its entry is nowhere."""
     await journal.create()
@@ -356,25 +304,3 @@ def test_a_program_without_an_event_loop_appends_and_reads(journal: Journal) -> 
         with pytest.raises(NotLeading, match="has begun"):
             lose(log)
         assert [entry.event for entry in reader.catch_up() if isinstance(entry, JournalEntry)] == [b"mine"]
-
-
-@pytest.mark.nightly
-async def test_foreign_records_and_unknown_types_stop_a_reader_at_their_offset(
-    kafka_broker: BrokerAddress, journal: Journal, settings: ClientSettings
-) -> None:
-    await journal.create()
-    async with journal.lead() as term:
-        known = await term.append(b"known", Transferred(5, "x"))
-    async with journal_of(kafka_broker, journal.name, events=[bytes]).reader() as reader:
-        seen: list[JournalItem] = []
-        for _ in range(2):  # it does not pass over it at a second try
-            with pytest.raises(DecodeError, match=rf"@{known - 1}: the type 'Transferred' is none of"):
-                await gather(reader, seen)
-        assert events_of(seen) == [b"known"]
-    with writing(settings, journal.name) as writer:
-        writer.commit(*rows(0, "foreign"))
-    with pytest.raises(JournalError, match="is no entry of a journal: another program has written to the topic"):
-        await all_of(journal)
-    with pytest.raises(JournalError, match="is no entry of a journal"):
-        async with journal.lead():
-            pass

@@ -11,8 +11,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from itertools import groupby
-from types import SimpleNamespace
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -20,7 +18,6 @@ from confluent_kafka.admin import AdminClient
 from streams.core.journal import EntryMark, Payload, output_of
 from streams.errors import NotLeading
 from streams.journal import Journal, JournalItem, JournalTerm, TermBegan
-from streams.journal import writer as writer_module
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.battery_kit import ROOT
 from tests.broker.gate import gate
@@ -89,24 +86,6 @@ def tries_to_append(term: JournalTerm) -> int:
     return 0
 
 
-@pytest.mark.nightly
-async def test_a_clock_that_jumps_changes_no_order_and_no_token(
-    kafka_broker: BrokerAddress, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = journal_of(kafka_broker, topic_prefix + "clock")
-    await journal.create()
-    for jump in (0, -86_400, 86_400):
-        clock = SimpleNamespace(monotonic=time.monotonic, time=lambda jump=jump: time.time() + jump)
-        monkeypatch.setattr(writer_module, "time", clock)
-        async with journal.lead() as term:
-            await term.append(b"%d" % jump)
-    items = await all_of(journal)
-    terms = [item.term for item in items if isinstance(item, TermBegan)]
-    assert terms == sorted(set(terms))
-    assert len(terms) == 3
-    assert events_of(items) == [b"0", b"-86400", b"86400"]
-
-
 @pytest.mark.parametrize("claims", gate([2, 10], 2))
 async def test_many_claims_in_a_row_leave_one_writer(
     kafka_broker: BrokerAddress, topic_prefix: str, claims: int
@@ -144,26 +123,6 @@ async def test_a_group_that_is_deleted_costs_a_term_and_no_entry(
         tokens.append(term.token)
     assert tokens == sorted(set(tokens))
     assert events_of(await all_of(journal)) == [b"0", b"1"]
-
-
-@pytest.mark.nightly
-async def test_two_services_under_one_name_never_write_at_once(kafka_broker: BrokerAddress, topic_prefix: str) -> None:
-    """They are one group, so one of them leads; and a reader names the entries of the other's types."""
-    ours = journal_of(kafka_broker, topic_prefix + "shared")
-    await ours.create()
-
-    async def serve(name: bytes, journal: Journal) -> None:
-        with suppress(NotLeading):
-            async with journal.lead() as term:
-                for _ in range(20):
-                    await term.append(name)
-
-    theirs = journal_of(kafka_broker, topic_prefix + "shared")
-    await asyncio.gather(serve(b"ours", ours), serve(b"theirs", theirs))
-    items = await all_of(ours)
-    runs = [value for value, _ in groupby(events_of(items))]
-    assert sorted(runs) == [b"ours", b"theirs"]  # one after the other
-    assert [item.term for item in items] == sorted(item.term for item in items)
 
 
 @pytest.mark.nightly

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from confluent_kafka import Consumer
 
 from streams.core.strategies import PlanSettings, assignor
 from streams.errors import MembershipFatal
-from streams.model.group import Assigned, Lost, Revoked
+from streams.model.group import Lost
 from streams.testing.fixtures import OwnBroker
 from tests.broker.membership_kit import PARTITIONS, SESSION_MS, Desk, Transactor, laid_desk, settled, until
 from tests.unit.waiting import stays
@@ -33,28 +32,6 @@ def plain_consumer(desk: Desk, protocol: str) -> Iterator[None]:
         consumer.close()
 
 
-def test_when_all_leave_nobody_is_left_to_hand_over_to(desk: Desk) -> None:
-    only = desk.seat("a")
-    only.owning(PARTITIONS)
-    only.membership.leave()
-    assert only.owning(0).assignment.quit
-
-
-def test_a_member_that_closes_while_it_joins_holds_up_nobody(desk: Desk) -> None:
-    """Its JoinGroup waits at the broker for a member that is busy with its barrier."""
-    busy = desk.seat("a", release=False)
-    busy.owning(PARTITIONS)
-    desk.seat("b")
-    revoked = busy.first(Revoked)
-    third = desk.seat("c")
-    until(lambda: third.membership.joining_as != "", "no id")
-    third.membership.close(5.0)
-    busy.membership.released(revoked.partitions, revoked.incarnation, revoked.generation)
-    busy.wait(
-        lambda event: isinstance(event, Assigned) and event.assignment.members == ("a", "b") and len(event.owned) == 5
-    )
-
-
 @pytest.mark.parametrize(
     ("protocol", "told"), [("classic", "something else than this toolkit"), ("consumer", "not understood")]
 )
@@ -68,19 +45,6 @@ def test_a_group_of_others_is_fatal_while_it_has_members(desk: Desk, protocol: s
     assert not stranger.assigned()
     # Empty it is taken whatever it was: a protocol ends with its last member, and offsets are no reason to refuse.
     desk.seat("b").owning(PARTITIONS)
-
-
-def test_a_member_that_gives_itself_up_leaves_when_it_is_void(desk: Desk) -> None:
-    """Another one has its partitions from then on: nothing of it may be valid any more."""
-    alive = threading.Event()
-    alive.set()
-    seat = desk.seat("a", alive=alive.is_set, rebalance_timeout_ms=1500)
-    seat.owning(PARTITIONS)
-    left_with: list[int] = []
-    seat.when_it_gives_up(lambda: left_with.append(seat.membership.group_metadata.generation))
-    alive.clear()
-    assert seat.lost().incarnation == 1
-    until(lambda: left_with == [-1], "it leaves before it is void, or not at all")
 
 
 @pytest.mark.slow

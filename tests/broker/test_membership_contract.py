@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streams.errors import ConfigError, MembershipFatal
+from streams.errors import MembershipFatal
 from streams.kafka.wire import group_bytes
 from streams.model.group import Assigned, Lost, Revoked
 from tests.broker.gate import gate
@@ -134,34 +134,6 @@ def test_closing_without_leaving_is_known_to_the_others_at_once_and_nothing_is_l
     assert len(goes.events) == heard
 
 
-@pytest.mark.parametrize("session_ms", [SESSION_MS])
-def test_a_barrier_that_never_ends_costs_the_membership(desk: Desk, transactor: Transactor) -> None:
-    seat = desk.seat("a", release=False, rebalance_timeout_ms=3000)
-    seat.owning(PARTITIONS)
-    other = desk.seat("b", rebalance_timeout_ms=3000)
-    seat.wait(lambda event: isinstance(event, Revoked))
-    old = seat.metadata
-    assert seat.lost().incarnation == 1
-    assert seat.heard[-1][1].metadata is None or seat.heard[-1][1].incarnation == 1
-    until(lambda: any(event.owned for event in other.assigned()), "the other one gets nothing")
-    until(lambda: transactor.commit(old) != "ok", "what was valid before is taken")
-    until(lambda: transactor.commit(other.metadata) == "ok", "the other one cannot work")
-
-
-@pytest.mark.parametrize("session_ms", [5000])
-def test_an_engine_that_stands_still_gives_itself_up_and_comes_back_when_it_moves(desk: Desk) -> None:
-    alive = threading.Event()
-    alive.set()
-    seat = desk.seat("a", alive=alive.is_set, rebalance_timeout_ms=5000)
-    seat.owning(PARTITIONS)
-    alive.clear()
-    assert seat.lost().incarnation == 1
-    heard = len(seat.events)
-    stays(lambda: len(seat.events) == heard, 1.0, "it joined for an engine that stands still")
-    alive.set()
-    assert seat.owning(PARTITIONS, heard).incarnation == 1
-
-
 def test_a_second_process_under_the_same_name_has_to_go(desk: Desk) -> None:
     first = desk.seat("shop")
     first.owning(PARTITIONS)
@@ -203,14 +175,6 @@ def test_a_static_name_that_is_taken(desk: Desk) -> None:
         assert isinstance(first.events[-2], Lost)  # what it owned is void before it is told why
     winner.owning(PARTITIONS)
     assert not winner.heard_of(Lost)
-
-
-@pytest.mark.parametrize("kind", ["streams"])
-def test_a_session_timeout_that_the_broker_refuses(desk: Desk) -> None:
-    error = desk.seat("a", session_timeout_ms=100, heartbeat_interval_ms=30).fatal()
-    assert isinstance(error, ConfigError)
-    for setting in ("group.min.session.timeout.ms", "group.max.session.timeout.ms"):
-        assert setting in str(error)
 
 
 def test_no_broker_is_waited_for_and_said_once(kind: str, topic_prefix: str, caplog: pytest.LogCaptureFixture) -> None:

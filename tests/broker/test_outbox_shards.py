@@ -121,22 +121,6 @@ def test_a_dead_worker_is_replaced_long_before_its_session_ends(
     assert ledger.check() > 50
 
 
-@pytest.mark.nightly
-def test_a_dead_worker_is_replaced_within_a_second(supervised: Supervised) -> None:
-    """The best of five kills: a busy machine makes any one of them late."""
-    took: list[float] = []
-    for number in range(5):
-        supervised.until(r"the group knows it as", 2 + number)
-        wait_until(supervised.is_settled, "each worker has its shard")
-        acquired = len(supervised.found(r"shard \d: acquired"))
-        (victim, _) = (pid for pid in supervised.found(r"started \(process (\d+)") if Path(f"/proc/{pid}").exists())
-        os.kill(int(victim), signal.SIGKILL)
-        killed = time.monotonic()
-        supervised.until(r"shard \d: acquired", acquired + 1)
-        took.append(time.monotonic() - killed)
-    assert min(took) < 1.0, took
-
-
 def test_a_relay_without_its_database_leaves_the_group_until_it_is_back(
     ledger: Ledger, postgres: PostgresServer, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

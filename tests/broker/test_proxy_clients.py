@@ -17,10 +17,9 @@ from confluent_kafka import KafkaException, Producer
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.model.topics import TopicSpec
-from streams.testing.faults import KafkaProxy, Rule
+from streams.testing.faults import KafkaProxy
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.client_kit import read_topic
-from tests.broker.gate import gate
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -78,39 +77,6 @@ def test_clients_stay_on_the_proxy(kafka_broker: BrokerAddress, proxy: KafkaProx
     producer.commit_transaction(20)
     assert {"Metadata", "FindCoordinator", "InitProducerId", "Produce", "EndTxn"} <= set(proxy.passed)
     assert visible(kafka_broker, topic) == [b"one"]
-
-
-@pytest.mark.parametrize("on", ["request", "reply"])
-@pytest.mark.parametrize("api", gate(["EndTxn", "Produce", "AddPartitionsToTxn"], "EndTxn"))
-def test_lost(kafka_broker: BrokerAddress, proxy: KafkaProxy, make: Make, topic: str, api: str, on: Any) -> None:
-    """The client asks again; that its first request had its effect already makes no second one."""
-    producer = make()
-    armed = proxy.add(Rule(apis={api}, on=on, action="drop", client="victim", times=1))
-    producer.begin_transaction()
-    producer.produce(topic, b"one")
-    producer.commit_transaction(30)
-    assert armed.struck == 1
-    assert proxy.passed[api] >= 2
-    assert visible(kafka_broker, topic) == [b"one"]
-
-
-@pytest.mark.parametrize(("idempotent", "expected"), [(True, 1), (False, 2)])
-@pytest.mark.parametrize("answer", gate(["first", "last"], "first"))
-def test_doubled_produce(
-    kafka_broker: BrokerAddress,
-    proxy: KafkaProxy,
-    make: Make,
-    topic: str,
-    idempotent: bool,
-    expected: int,
-    answer: Any,
-) -> None:
-    """Two copies arrive. The broker knows the second for what it is, if the producer numbers what it sends."""
-    producer = make(transactional_id=None, enable_idempotence=idempotent)
-    proxy.add(Rule(apis={"Produce"}, on="request", action="double", answer=answer))
-    producer.produce(topic, b"one")
-    assert producer.flush(20) == 0
-    assert visible(kafka_broker, topic) == [b"one"] * expected
 
 
 def test_cut_off_client_and_its_late_request(

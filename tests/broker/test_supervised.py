@@ -8,7 +8,6 @@ sees; it is printed.
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Iterator
 
@@ -63,12 +62,6 @@ def watch(bank_group: Bank) -> Iterator[Watch]:
     watch = Watch(bank_group)
     yield watch
     watch.stop()
-
-
-def some_flow_after(watch: Watch, seconds: float) -> None:
-    """Until something arrives that long from now, in any partition."""
-    then = time.monotonic() + seconds
-    wait_until(lambda: any(last > then for last in watch.last.values()), "outputs of some partitions")
 
 
 def shares(group: Bank) -> list[int]:
@@ -154,20 +147,3 @@ def test_a_killed_worker_is_not_waited_for(
         print("\n".join(map(str, supervised.said("removed"))))
         assert gap < SESSION_SECONDS, f"seed {seed}: it was waited for: {supervised.log.read_text()}"
         wait_until(lambda: len(supervised.said("joining")) >= workers + victims, "the killed are back")
-
-
-@pytest.mark.nightly
-def test_a_frozen_worker_is_not_removed(bank_group: Bank, watch: Watch, seed: int) -> None:
-    with under_load(bank_group, watch, 2, seed) as supervised:
-        supervised.signal(0, signal.SIGSTOP)
-        # What was written before may be heard late: what counts is what comes after a second in which the reader reads.
-        some_flow_after(watch, 1.0)
-        some_flow_after(watch, 1.0)
-        before = dict(watch.last)
-        some_flow_after(watch, 2.0)
-        assert any(watch.last[number] == last for number, last in before.items()), "nobody took over what it owns"
-        supervised.signal(0, signal.SIGCONT)
-        thawed = time.monotonic()
-        wait_until(lambda: watch.all_since(thawed), "the frozen one goes on")
-        assert supervised.said("removed") == supervised.said("exited") == []
-        assert len(supervised.said("joining")) == 2, "and is who it was"

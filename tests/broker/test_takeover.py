@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.questions.takeover import WireTakeOver
-from tests.broker.membership_kit import PARTITIONS, PATIENCE, Desk, Seat, Transactor, in_time, make_topic, until
+from tests.broker.membership_kit import PARTITIONS, PATIENCE, Desk, Seat, Transactor, make_topic, until
 
 pytestmark = pytest.mark.broker
 
@@ -181,29 +181,3 @@ def test_sizes_that_nobody_tells_are_no_error(desk: Desk, seat: Seat, topic_pref
     assert seat.take_over.log_sizes(desk.topic, [0], soon()) == {}
     with contextlib.closing(Seat("streams", "127.0.0.1:1", f"{topic_prefix}group", "t", "a")) as alone:
         assert alone.take_over.log_sizes("t", [0], soon(0.3)) == {}
-
-
-def questions_of(seat: Seat) -> list[Callable[[float], object]]:
-    ask = seat.take_over
-    return [
-        lambda deadline: ask.fence_departed([], deadline),
-        lambda deadline: ask.stable_offsets([0], deadline),
-        lambda deadline: ask.log_range("t", [0], deadline),
-        lambda deadline: ask.identity("t", deadline),
-        lambda deadline: ask.remove_member("some-id", None, deadline),
-    ]
-
-
-def test_without_a_broker_every_question_keeps_to_its_deadline(topic_prefix: str) -> None:
-    seat = Seat("streams", "127.0.0.1:1", f"{topic_prefix}group", "t", "a")
-    with contextlib.closing(seat):
-        for question in questions_of(seat):
-
-            def ask(question: Callable[[float], object] = question) -> None:
-                with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
-                    question(soon(0.3))
-
-            assert in_time(1.0, ask, ask, ask)
-    for question in questions_of(seat):
-        with pytest.raises(BrokerUnavailable, match="closed"):
-            question(soon())

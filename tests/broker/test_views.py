@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import aclosing
@@ -22,19 +19,18 @@ from examples import view_service
 from streams import BlockingView, Delivery, EventProducer, Record, View, ViewState
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.disk.sqlite import SQLite
-from streams.errors import TopicError
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
 from streams.testing.faults import FaultPlan
-from streams.testing.fixtures import BrokerAddress, OwnBroker
+from streams.testing.fixtures import BrokerAddress
 from tests.broker import bank
 from tests.broker.battery_kit import ENDLESS, QUICK, Bank
 from tests.broker.client_kit import PATIENCE, create, read_topic, writing
 from tests.broker.engine_kit import Running
 from tests.broker.gate import nightly
 from tests.broker.view_history import Read, wrong_reads
-from tests.unit.waiting import until, wait_until
+from tests.unit.waiting import until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300), pytest.mark.usefixtures("no_reader_is_left")]
 
@@ -225,80 +221,6 @@ def test_a_view_of_a_source_whose_members_are_killed(bank_group: Bank, seed: int
 
 def _encoded(account: bank.Account | None) -> bytes | None:
     return None if account is None else msgspec.json.encode(account)
-
-
-READS = """
-import sys
-from streams import View
-
-with View(sys.argv[2], key=str, value=str, bootstrap_servers=sys.argv[1]) as view:
-    view.ready(60.0)
-    print(len(view), flush=True)
-    view.wait_for_key("last", 60.0)
-    print(sorted(view.keys()), flush=True)
-"""
-
-
-@pytest.mark.nightly
-def test_a_view_that_is_frozen_for_longer_than_tombstones_live_fails(
-    own_broker: OwnBroker, topic_prefix: str, tmp_path: Path
-) -> None:
-    """Where they live for seconds, too. Meanwhile the keys are deleted, and their tombstones compacted away."""
-    servers = own_broker(properties={"log.cleaner.backoff.ms": "100"}).bootstrap_servers
-    topic, settings = topic_prefix + "prices", ClientSettings(servers)
-    soon = {"segment_ms": "100", "min_cleanable_dirty_ratio": "0.001", "delete_retention_ms": "3000"}
-    create(TopicAdmin(settings), topic, 1, cleanup_policy="compact", **soon)
-    program = tmp_path / "reads.py"
-    program.write_text(READS)
-
-    def reading() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(program), servers, topic], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    names = [f"key-{number}" for number in range(20)]
-    left = {name.encode() for name in names[5:]}
-    with EventProducer(servers) as producer:
-        for name in names:
-            producer.send(Record(topic, b"1", name.encode()))
-        frozen = reading()
-        assert frozen.stdout is not None
-        try:
-            assert frozen.stdout.readline() == "20\n"
-            frozen.send_signal(signal.SIGSTOP)
-            for name in names[:5]:
-                producer.send(Record(topic, None, name.encode()))
-
-            def are_gone() -> bool:  # only what is behind a segment is compacted
-                producer.send(Record(topic, b"2", b"key-19"))
-                return {record.key for record in read_topic(settings, topic)[0]} == left
-
-            wait_until(are_gone, "their tombstones are compacted away", 90.0, step=0.3)
-            frozen.send_signal(signal.SIGCONT)
-            producer.send(Record(topic, b"1", b"last"))
-            assert frozen.wait(PATIENCE) == 1
-            assert frozen.stdout.read() == "", "it shows nothing more"
-            assert frozen.stderr is not None
-            error = frozen.stderr.read()
-            assert "OffsetError" in error
-            assert f"{topic}[0] was complete" in error
-            assert "the topic keeps tombstones for 3 s (delete.retention.ms)" in error
-        finally:
-            frozen.kill()
-            frozen.communicate()
-    again = reading()
-    assert again.communicate(timeout=PATIENCE)[0].splitlines()[1] == str(sorted([*names[5:], "last"]))
-
-
-@pytest.mark.nightly
-@pytest.mark.asyncio
-async def test_a_topic_that_is_not_compacted_is_refused(
-    settings: ClientSettings, admin: TopicAdmin, topic_prefix: str
-) -> None:
-    create(admin, name := topic_prefix + "log", 1, cleanup_policy="delete")
-    view = View(name, key=str, value=str, bootstrap_servers=settings.bootstrap_servers)
-    with pytest.raises(TopicError, match=r"cleanup\.policy=delete, not compact"):
-        await view.__aenter__()
 
 
 @pytest.mark.asyncio

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 
-from streams.broker import KafkaBroker, KafkaCluster
-from streams.errors import BrokerUnavailable
+from streams.broker import KafkaCluster
 from streams.kafka.wire.client import GROUP, TRANSACTION, WireClient
 from streams.kafka.wire.codes import is_retriable, raise_for
 from streams.kafka.wire.lines import NEXT_SECONDS
@@ -91,27 +88,6 @@ def test_questions_to_a_broker(kafka_broker: BrokerAddress) -> None:
         assert ask(client, ListTransactionsRequest(), coordinator(client, TRANSACTION, "nobody")).error_code == 0
 
 
-def test_a_broker_that_comes_back_is_found_soon() -> None:
-    with KafkaBroker() as broker, client_of(broker.bootstrap_servers) as client:
-        every_question(client)
-        broker.kill()
-        before = time.monotonic()
-        with pytest.raises(BrokerUnavailable, match=broker.bootstrap_servers):
-            ask(client, ListGroupsRequest(), seconds=1.0)
-        assert time.monotonic() - before < 2.5
-        broker.restart()
-        before = time.monotonic()
-        every_question(client)
-        assert time.monotonic() - before < 5.0
-        broker.freeze()
-        try:
-            with pytest.raises(BrokerUnavailable, match="no answer in time"):
-                ask(client, ListGroupsRequest(), seconds=1.0)
-        finally:
-            broker.thaw()
-        every_question(client)
-
-
 def test_one_of_three_stands_still_or_is_gone() -> None:
     with KafkaCluster(3, properties={"broker.session.timeout.ms": "3000"}) as cluster:
         servers = cluster.bootstrap_servers
@@ -141,25 +117,6 @@ def test_one_of_three_stands_still_or_is_gone() -> None:
             node.restart()
             cluster.wait_in_sync()
             every_question(known)
-
-
-async def test_it_works_on_a_loop_of_the_caller(kafka_broker: BrokerAddress) -> None:
-    loop = asyncio.get_running_loop()
-    client = WireClient(kafka_broker.bootstrap_servers, "test", loop=loop)
-    client.start()
-    try:
-        await client.connected(loop.time() + PATIENCE)
-        node = await client.until(
-            loop.time() + PATIENCE, "asking", partial(client.coordinator, GROUP, "g", loop.time() + PATIENCE)
-        )
-        own = await client.connect(node, loop.time() + PATIENCE)
-        answers = await asyncio.gather(
-            own.ask(ListGroupsRequest(), 5), client.send(ListGroupsRequest(), node, loop.time() + PATIENCE)
-        )
-        assert answers[0] == answers[1]
-    finally:
-        client.close(1.0)
-    assert own.lost is not None
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,31 +19,8 @@ PLAIN = plain(admission)
 
 contents: Any = st.one_of(st.binary(max_size=3), st.none(), st.sampled_from(["text", 7, (), b""]))
 headers: Any = st.sampled_from([None, [], [("h", b"v")], [("h", None)], 7, ["no pair"]])
-changes = st.builds(Change, st.one_of(st.binary(max_size=2), contents), contents)
-outputs = st.builds(Output, st.just("t"), contents, contents, headers, st.just(0), st.just(0), st.just(0), st.just(0))
-
-
-records: Any = st.builds(
-    IncomingRecord,
-    st.just("t"),
-    st.just(0),
-    st.just(0),
-    contents,
-    contents,
-    st.one_of(headers, st.just((("h", b"v"),))),
-)
-
-
-@given(st.lists(records, max_size=6))
-def test_records_are_added_up_alike(made: list[IncomingRecord]) -> None:
-    assert outcome(admission.size_of_records, made) == outcome(PLAIN.size_of_records, made)
-
-
-@pytest.mark.parametrize("lost", fields_of(IncomingRecord))
-def test_records_that_have_lost_a_field_are_added_up_alike(lost: str) -> None:
-    made = [IncomingRecord("t", 0, 0, b"k", b"v", None) for _ in range(2)]
-    delattr(made[1], lost)
-    assert outcome(admission.size_of_records, made) == outcome(PLAIN.size_of_records, made)
+received = st.one_of(headers, st.just((("h", b"v"),)))
+zero = st.just(0)
 
 
 def of_changes(module: Any, made: list[Any]) -> Any:
@@ -50,28 +28,35 @@ def of_changes(module: Any, made: list[Any]) -> Any:
     return outcome(module.size_of_changes, made, latest), {key: id(change) for key, change in latest.items()}
 
 
-@given(st.lists(changes, max_size=6))
-def test_changes_are_added_up_alike(made: list[Change]) -> None:
-    assert of_changes(admission, made) == of_changes(PLAIN, made)
+SIZES: dict[type, Callable[[Any, list[Any]], Any]] = {
+    IncomingRecord: lambda module, made: outcome(module.size_of_records, made),
+    Change: of_changes,
+    Output: lambda module, made: outcome(module.size_of_outputs, made),
+}
+MADE: dict[type, st.SearchStrategy[Any]] = {
+    IncomingRecord: st.builds(IncomingRecord, st.just("t"), zero, zero, contents, contents, received),
+    Change: st.builds(Change, st.one_of(st.binary(max_size=2), contents), contents),
+    Output: st.builds(Output, st.just("t"), contents, contents, headers, zero, zero, zero, zero),
+}
+GOOD: dict[type, Callable[[], Any]] = {
+    IncomingRecord: lambda: IncomingRecord("t", 0, 0, b"k", b"v", None),
+    Change: lambda: Change(b"k", b"v"),
+    Output: lambda: Output("t", b"v", b"k", None, 0, 0, 0, 0),
+}
 
 
-@given(st.lists(outputs, max_size=6))
-def test_outputs_are_added_up_alike(made: list[Output]) -> None:
-    assert outcome(admission.size_of_outputs, made) == outcome(PLAIN.size_of_outputs, made)
+@pytest.mark.parametrize("kind", SIZES)
+@given(st.data())
+def test_all_are_added_up_alike(kind: type, data: st.DataObject) -> None:
+    made = data.draw(st.lists(MADE[kind], max_size=6))
+    assert SIZES[kind](admission, made) == SIZES[kind](PLAIN, made)
 
 
-@pytest.mark.parametrize("lost", fields_of(Change))
-def test_changes_that_have_lost_a_field_are_added_up_alike(lost: str) -> None:
-    made = [Change(b"k", b"v"), Change(b"l", b"w")]
+@pytest.mark.parametrize(("kind", "lost"), [(kind, field) for kind in SIZES for field in fields_of(kind)])
+def test_those_that_have_lost_a_field_are_added_up_alike(kind: type, lost: str) -> None:
+    made = [GOOD[kind](), GOOD[kind]()]
     delattr(made[1], lost)
-    assert of_changes(admission, made) == of_changes(PLAIN, made)
-
-
-@pytest.mark.parametrize("lost", fields_of(Output))
-def test_outputs_that_have_lost_a_field_are_added_up_alike(lost: str) -> None:
-    made = [Output("t", b"v", b"k", None, 0, 0, 0, 0) for _ in range(2)]
-    delattr(made[1], lost)
-    assert outcome(admission.size_of_outputs, made) == outcome(PLAIN.size_of_outputs, made)
+    assert SIZES[kind](admission, made) == SIZES[kind](PLAIN, made)
 
 
 @pytest.mark.parametrize("foreign", [None, 7, object()], ids=["none", "number", "object"])

@@ -17,7 +17,8 @@ from uuid import UUID
 import pytest
 
 from streams.kafka.wire import codec
-from streams.kafka.wire.codec import MalformedAnswer, Message, Request, WireField
+from streams.kafka.wire.codec import MalformedAnswer
+from streams.kafka.wire.message import Message, Request, WireField
 from tests.property.kit import SEED
 from tests.wire import generate
 from tests.wire.schemas import APIS, OWN, PLAIN

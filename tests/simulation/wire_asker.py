@@ -8,7 +8,8 @@ import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from streams.kafka.wire.codec import decode_answer, encode, is_flexible
+from streams.kafka.wire.codec import decode_answer, encode
+from streams.kafka.wire.message import is_flexible
 from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
 from streams.kafka.wire.schemas.join_group import JoinGroupRequest
 from streams.kafka.wire.schemas.leave_group import LeaveGroupRequest

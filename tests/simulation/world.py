@@ -217,7 +217,6 @@ class World:
                 member.process.frozen_until = self.loop.time() + self.rng.choice((1.0, 5.0, 8.0, 12.0))
             case "outage":
                 self.broker.down_until = self.loop.time() + self.rng.choice((0.5, 3.0, 8.0))
-                self.broker.last_outage = self.broker.down_until
             case "move":
                 self.wire.move(program.GROUP)
             case "forget":

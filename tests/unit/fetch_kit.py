@@ -14,8 +14,9 @@ from uuid import UUID
 
 import google_crc32c
 
-from streams.kafka.wire.codec import Message, decode, encode, is_flexible
+from streams.kafka.wire.codec import decode, encode
 from streams.kafka.wire.compression import compression_of
+from streams.kafka.wire.message import Message, is_flexible
 from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from streams.kafka.wire.schemas.fetch import FetchRequest, FetchResponse
 from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest, ListOffsetsResponse

@@ -105,15 +105,6 @@ class CompF(BaseModel, extra="forbid"):
         return self.n * 2
 
 
-class Val(BaseModel):
-    n: int = 0
-
-    @field_validator("n")
-    @classmethod
-    def inc(cls, v):
-        return v + 1
-
-
 class ValIdem(BaseModel):
     s: str = ""
 
@@ -246,11 +237,6 @@ class Outer(BaseModel):
 
 class Gn(BaseModel):
     model_config = ConfigDict(alias_generator=alias_generators.to_camel)
-    my_field: int = 0
-
-
-class GnPop(BaseModel):
-    model_config = ConfigDict(alias_generator=alias_generators.to_camel, populate_by_name=True)
     my_field: int = 0
 
 

@@ -168,12 +168,6 @@ class DCInit:
 
 
 @dataclasses.dataclass
-class DCInitVar:
-    a: int
-    c: dataclasses.InitVar[int] = 5
-
-
-@dataclasses.dataclass
 class DCPriv:
     _a: int = 0
 

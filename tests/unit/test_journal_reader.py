@@ -15,7 +15,7 @@ from streams.journal.entries import EntryTypes, JournalEntry
 from streams.journal.reader import JournalReader
 from streams.kafka.reading.received import received
 from streams.kafka.settings import ClientSettings
-from streams.records import VERSION_HEADER, IncomingRecord, PolledPartition
+from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, PolledPartition
 from tests.unit.waiting import PATIENCE
 
 
@@ -92,6 +92,7 @@ async def test_what_cannot_be_decoded_is_named_also_behind_entries_of_the_same_t
 
 FOREIGN = {"key": b"key", "headers": []}
 NEWER = {"headers": received([*EntryTypes([Event]).payload(Event(1)).headers, (VERSION_HEADER, b"2")])}
+UNKNOWN = {"headers": received([(TYPE_HEADER, b"Gone")])}
 
 
 @pytest.mark.parametrize(
@@ -102,9 +103,10 @@ NEWER = {"headers": received([*EntryTypes([Event]).payload(Event(1)).headers, (V
         (4, FOREIGN, r"ledger\[0\]@4 is no entry of a journal"),
         (2, {"value": None}, r"ledger\[0\]@2: the value is null"),
         (2, NEWER, r"ledger\[0\]@2: Event version 2 is newer than version 1"),
+        (2, UNKNOWN, r"ledger\[0\]@2: the type 'Gone' is none of"),
         (2, {"key": b"grj:0:9"}, r"ledger\[0\]@2 is number 9 of term 0, after number 1"),
     ],
-    ids=["foreign-start", "foreign-middle", "foreign-tail", "null", "newer", "missing"],
+    ids=["foreign-start", "foreign-middle", "foreign-tail", "null", "newer", "unknown", "missing"],
 )
 async def test_a_record_that_is_no_entry_is_never_passed_over(at: int, change: dict[str, Any], said: str) -> None:
     log = log_of(*(EntryTypes([Event]).payload(Event(number)) for number in range(4)))

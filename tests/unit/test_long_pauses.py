@@ -122,11 +122,15 @@ async def test_a_topic_whose_tombstones_no_reader_is_sure_to_see_is_refused(
             await asyncio.wait_for(log.wait_stopped(), PATIENCE)
 
 
-async def test_one_that_was_away_for_less_goes_on(topic: MemoryTopic, later: Callable[[float], None]) -> None:
+@pytest.mark.parametrize(("hours", "policy"), [(23, "compact"), (25, "delete")])
+async def test_one_that_was_away_for_less_or_where_no_tombstone_is_removed_goes_on(
+    topic: MemoryTopic, later: Callable[[float], None], hours: int, policy: str
+) -> None:
+    topic.settings["cleanup.policy"] = policy
     topic.put(b"old", b"1")
     async with log_over(topic, heard := Heard()) as log:
         await caught_up(log)
-        later(23 * HOUR)
+        later(hours * HOUR)
         topic.put(b"new", b"2")
         await caught_up(log)
         assert heard.keys == [b"old", b"new"]
@@ -169,32 +173,21 @@ async def test_a_partition_without_a_leader_hides_no_other(
         await until(lambda: heard.keys == [b"new"])
 
 
-async def test_a_reader_that_is_always_a_little_late_goes_on(
-    topic: MemoryTopic, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At each look the log has grown since the reader was last seen; what it has had is the end of an hour ago."""
+@pytest.mark.parametrize(("pause", "ahead", "times"), [(HOUR, 0, 28), (6 * HOUR, 2, 10)], ids=["a little", "half"])
+async def test_a_reader_that_is_always_late_goes_on(
+    topic: MemoryTopic, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, pause: float, ahead: int,
+    times: int,
+) -> None:  # fmt: skip
+    """At each look the log has grown since the reader was last seen; what it has had is the end of an hour ago. And one
+    that is late by half the life of tombstones: it is asked for the ends four times in a life, so it reaches one of
+    them each quarter."""
     monkeypatch.setattr(log_reader, "PROVE_SECONDS", math.inf)
     topic.put(b"old", b"1")
     async with log_over(topic, heard := Heard()) as log:
         await caught_up(log)
-        for count in range(2, 30):
-            later(HOUR)
-            following(log).prove({0: count, 1: 0}, view_follower.elapsed_seconds())
-            topic.put(b"new", b"2")
-            await until(lambda: len(heard.keys) == count)  # noqa: B023
-
-
-async def test_a_reader_that_is_late_by_half_the_life_of_tombstones_goes_on(
-    topic: MemoryTopic, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is asked for the ends four times in a life, so it reaches one of them each quarter."""
-    monkeypatch.setattr(log_reader, "PROVE_SECONDS", math.inf)
-    topic.put(b"old", b"1")
-    async with log_over(topic, heard := Heard()) as log:
-        await caught_up(log)
-        for count in range(2, 12):
-            later(6 * HOUR)
-            following(log).prove({0: count + 2, 1: 0}, view_follower.elapsed_seconds())
+        for count in range(2, 2 + times):
+            later(pause)
+            following(log).prove({0: count + ahead, 1: 0}, view_follower.elapsed_seconds())
             topic.put(b"new", b"2")
             await until(lambda: len(heard.keys) == count)  # noqa: B023
 
@@ -228,17 +221,6 @@ async def test_settings_that_cannot_be_seen_at_first_count_from_when_they_are_se
         questions = topic.questions
         await until(lambda: topic.questions > questions + 20)
         assert following(log).life_seconds == 48 * HOUR, "what was deleted meanwhile keeps its time"
-
-
-async def test_where_no_tombstone_is_removed_nothing_fails(topic: MemoryTopic, later: Callable[[float], None]) -> None:
-    topic.settings["cleanup.policy"] = "delete"
-    async with log_over(topic, heard := Heard()) as log:
-        topic.put(b"old", b"1")
-        await caught_up(log)
-        later(25 * HOUR)
-        topic.put(b"new", b"2")
-        await caught_up(log)
-        assert heard.keys == [b"old", b"new"]
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

@@ -42,7 +42,6 @@ _TYPES = {
     "bytes": "bytes",
     "records": "bytes",
 }
-_EMPTY = {"int": "0", "float": "0.0", "bool": "False", "UUID": "UUID(int=0)", "str": '""', "bytes": 'b""'}
 _NEWEST = 32767
 
 
@@ -77,9 +76,8 @@ def module(title: str, names: list[str]) -> str:
     """Return the text of a module with these messages; an answer stands before its request."""
     body = "\n\n".join("\n".join(_message(definition(name))) for name in names)
     imports = ["", "from uuid import UUID"] if "UUID" in body else []
-    imports += ["", "import msgspec"] if "msgspec." in body else []
-    base = "Message, Request, WireField" if "(Request[" in body else "Message, WireField"
-    text = _HEAD.format(title=title) + "\n".join([*imports, "", f"from streams.kafka.wire.codec import {base}"])
+    base = "Message, Request, wire" if "(Request[" in body else "Message, wire"
+    text = _HEAD.format(title=title) + "\n".join([*imports, "", f"from streams.kafka.wire.message import {base}"])
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(FOLDER / "generated.py"), "-"]
     return subprocess.run(command, input=f"{text}\n\n{body}\n", text=True, capture_output=True, check=True).stdout
 
@@ -124,22 +122,30 @@ def _body(fields: list[dict[str, Any]]) -> list[str]:
             lines += [f"class {inner}(Message, kw_only=True):", *_indented(_body(field["fields"])), ""]
         if "fields" in field and seen.setdefault(inner, field["fields"]) != field["fields"]:
             raise ValueError(f"two structs {inner} in one place")
-    rows = [_row(field) for field in fields]
-    lines += ["FIELDS = (", *[f"    WireField({row})," for row in rows], ")"]
     return [*lines, *map(_attribute, fields)]
 
 
-def _row(field: dict[str, Any]) -> str:
+def _attribute(field: dict[str, Any]) -> str:
+    inner = field["type"].removeprefix("[]")
+    kind = _TYPES.get(inner, inner) if field["type"] == inner else f"list[{_TYPES.get(inner, inner)}]"
     first, last = versions(field["versions"])
-    parts = [f'"{_name(field)}"', f'"{field["type"]}"', str(first)]
-    more = {}
-    if last != _NEWEST:
-        more["last"] = last
+    more: dict[str, Any] = {} if last == _NEWEST else {"last": last}
+    default = {"true": "True", "false": "False", "null": "None"}.get(field.get("default"), field.get("default", ""))
+    # A tagged struct that is left out is no struct of zeros.
+    if "tag" in field and "fields" in field and field["type"] == inner:
+        default = "None"
+    more |= {"default": default} if default not in ("", "0", "False") else {}  # what is empty stands by its type
     if "nullableVersions" in field:
         more["nullable_from"] = versions(field["nullableVersions"])[0]
     if "tag" in field:
         more |= {"tag": field["tag"], "tagged_from": versions(field["taggedVersions"])[0]}
-    return ", ".join(parts + [f"{name}={value}" for name, value in more.items()])
+    optional = " | None" if default == "None" or "nullableVersions" in field else ""
+    parts = [
+        f'"{field["type"]}"',
+        *([str(first)] if first else []),
+        *(f"{name}={value}" for name, value in more.items()),
+    ]
+    return f"{_name(field)}: {kind}{optional} = wire({', '.join(parts)})"
 
 
 def _name(field: dict[str, Any]) -> str:
@@ -147,24 +153,6 @@ def _name(field: dict[str, Any]) -> str:
     if keyword.iskeyword(name):
         raise ValueError(f"{name} is a word of Python")
     return name
-
-
-def _attribute(field: dict[str, Any]) -> str:
-    inner = field["type"].removeprefix("[]")
-    kind, default = _TYPES.get(inner, inner), str(field.get("default", ""))
-    if field["type"] != inner:
-        kind, empty = f"list[{kind}]", "msgspec.field(default_factory=list)"
-    elif "fields" in field:
-        empty = f"msgspec.field(default_factory={kind})"
-    else:
-        empty = _EMPTY[kind]
-    # A tagged struct that is left out is no struct of zeros.
-    is_absent = "tag" in field and "fields" in field and field["type"] == inner
-    if default == "null" or is_absent:
-        return f"{_name(field)}: {kind} | None = None"
-    optional = " | None" if "nullableVersions" in field else ""
-    value = {"": empty, "true": "True", "false": "False"}.get(default, default)
-    return f"{_name(field)}: {kind}{optional} = {value}"
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -25,10 +25,10 @@ from streams.kafka.group.leaving import depart
 from streams.kafka.group.link import CannotJoinYet, Hooks, NoCommonStrategy
 from streams.kafka.group.locating import CoordinatorLine
 from streams.kafka.wire.client import WireClient
-from streams.kafka.wire.codec import Request
 from streams.kafka.wire.codes import BrokerRefusal, Code
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.lines import HOPELESS
+from streams.kafka.wire.message import Request
 from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest, HeartbeatResponse
 from streams.kafka.wire.schemas.join_group import JoinGroupRequest, JoinGroupResponse
 from streams.kafka.wire.schemas.sync_group import SyncGroupRequest, SyncGroupResponse

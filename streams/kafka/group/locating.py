@@ -12,9 +12,9 @@ import logging
 from typing import Final
 
 from streams.kafka.wire.client import GROUP, WireClient
-from streams.kafka.wire.codec import AnswerT, Request, api_name
 from streams.kafka.wire.codes import BrokerRefusal
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
+from streams.kafka.wire.message import AnswerT, Request, api_name
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from streams.kafka.reading.fetch_session import LOG_START, FetchOptions, FetchSession, LogPartition
 from streams.kafka.reading.reading_loop import ReadingLoop
-from streams.kafka.wire.codec import MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
+from streams.kafka.wire.codec import MalformedAnswer, decode_answer, encode
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
 from streams.kafka.wire.lines import next_pause
+from streams.kafka.wire.message import Request, api_name, is_flexible
 from streams.kafka.wire.schemas.fetch import FetchRequest, FetchResponse
 from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from streams.kafka.wire.topic_questions import EARLIEST

@@ -20,12 +20,12 @@ from weakref import WeakSet
 
 from streams.errors import BrokerUnavailable, StreamsError
 from streams.kafka.permissions import Right
-from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
 from streams.kafka.wire.explaining import explained, plain
 from streams.kafka.wire.io_thread import IoThread
 from streams.kafka.wire.lines import CLOSED, HOPELESS, Address, Connect, Lines, is_hopeless, until_deadline
+from streams.kafka.wire.message import AnswerT, Request
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
 from streams.kafka.wire.security import PLAINTEXT, Security

@@ -10,66 +10,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import ClassVar, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Final, cast
 from uuid import UUID
 
-import msgspec
+from streams.kafka.wire.message import AnswerT, Message, MessageT, Request, WireField, is_flexible
 
 Writer = Callable[[bytearray, object], None]
 Reader = Callable[["WireBytes"], object]
-NEWEST: Final = 32767
-"""The last version of a field that is still in use."""
 _API_VERSIONS: Final = 18
 _NULL_STRUCT, _STRUCT = -1, 1
 
 
 class MalformedAnswer(Exception):
     """An answer that is not what its version promises."""
-
-
-class WireField(NamedTuple):
-    """One field of a message: its name, Kafka's name of its type (``[]`` before it: an array), and the versions that
-    have it, that may have null in its place, and that have it among the tagged fields under ``tag`` (-1: none)."""
-
-    name: str
-    type: str
-    first: int = 0
-    last: int = NEWEST
-    nullable_from: int = NEWEST + 1
-    tag: int = -1
-    tagged_from: int = NEWEST + 1
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """A message, or a struct within one."""
-
-    FIELDS: ClassVar[tuple[WireField, ...]] = ()
-    """In the order of the bytes."""
-    FLEXIBLE_FROM: ClassVar[int] = NEWEST + 1
-    """The first version with compact lengths and tagged fields. Structs within a message follow the message."""
-
-
-AnswerT = TypeVar("AnswerT", bound=Message)
-MessageT = TypeVar("MessageT", bound=Message)
-
-
-class Request(Message, Generic[AnswerT], kw_only=True):
-    """A request; ``AnswerT`` is the class of its answer."""
-
-    API_KEY: ClassVar[int] = -1
-    ANSWER: ClassVar[type[Message]] = Message
-    FIRST_VERSION: ClassVar[int] = 0
-    LAST_VERSION: ClassVar[int] = 0
-
-
-def is_flexible(kind: type[Message], version: int) -> bool:
-    """Check whether a version of a message has compact lengths and tagged fields; so does the head of a request."""
-    return version >= kind.FLEXIBLE_FROM
-
-
-def api_name(request: Request[AnswerT]) -> str:
-    """Return Kafka's name of a request, without ``Request``."""
-    return type(request).__name__.removesuffix("Request")
 
 
 def encode(message: Message, version: int) -> bytes:

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from streams.kafka.wire.codec import AnswerT, MalformedAnswer, Request, api_name, decode_answer, encode, is_flexible
+from streams.kafka.wire.codec import MalformedAnswer, decode_answer, encode
+from streams.kafka.wire.message import AnswerT, Request, api_name, is_flexible
 from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.sasl import Credentials, SaslFailure
 from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest

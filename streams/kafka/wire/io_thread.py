@@ -35,6 +35,8 @@ class IoThread:
     def acquire(cls, on_crash: Callable[[BaseException], None]) -> IoThread:
         """Return the running thread of this process, with one user more. ``on_crash``: called on the thread when it
         ends by an error."""
+        # In one step: else two first users make a thread each, one of which never ends, and the last user that goes
+        # meanwhile ends the thread of the new one.
         with cls._lock:
             shared = cls._shared
             if shared is None or not shared.is_alive():
@@ -51,9 +53,11 @@ class IoThread:
             self._users -= 1
             if self._users or not self.is_alive():
                 return True
+            # Forgotten before it is stopped: a client that comes now gets a new thread, not one that is ending.
             if type(self)._shared is self:
                 type(self)._shared = None
         self.loop.call_soon_threadsafe(self.loop.stop)
+        # Without the lock: the thread's own last callbacks may acquire or release.
         if not self.is_current():
             self._thread.join(timeout_seconds)
             return not self._thread.is_alive()

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
-from streams.kafka.wire.codec import AnswerT, Request
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
+from streams.kafka.wire.message import AnswerT, Request
 
 Address = tuple[str, int]
 """Host and port."""
@@ -69,6 +69,7 @@ class Line:
             self._connecting = self._loop.create_task(self._connected())
             self._connecting.add_done_callback(_look_at)
         connecting = self._connecting
+        # Waited for, not awaited: a caller that is cancelled must not cancel the connecting, for which others wait.
         await asyncio.wait([connecting])
         if connecting.cancelled():
             raise self._lost(CLOSED)
@@ -87,6 +88,7 @@ class Line:
                 connection = await self.open()
                 while (held := self._throttled_until - self._loop.time()) > 0:
                     await asyncio.sleep(held)
+                # Again: its session may have ended, or the broker gone, while the throttle time went by.
                 connection = await self.open()
         except TimeoutError:
             raise self._lost("no connection in time", "_TIMED_OUT") from None

@@ -159,7 +159,6 @@ class Broker:
         self.pending: dict[Txn, dict[OffsetKey, tuple[int, int]]] = {}
         self.offsets_from: dict[OffsetKey, int] = {}
         self.down_until = 0.0
-        self.last_outage = -1.0
         self.slow_markers = 0.02
         self.check_member: Callable[[int, str], None] = lambda generation, member: None
         self.on_append: Callable[[str], None] = lambda topic: None
@@ -263,10 +262,6 @@ class Broker:
         state.timeout = timeout
         state.last = None
         return state.epoch
-
-    def open_ids(self) -> list[str]:
-        """ListTransactions."""
-        return [name for name, state in self.ids.items() if state.txn is not None]
 
     def ongoing(self, name: str, epoch: int) -> Txn | None:
         """Return the open transaction, begun if there is none. ``None``: CONCURRENT_TRANSACTIONS."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from streams.kafka.wire import codec
-from streams.kafka.wire.codec import WireBytes, decode, encode, is_flexible
+from streams.kafka.wire import message
+from streams.kafka.wire.codec import WireBytes, decode, encode
+from streams.kafka.wire.message import is_flexible
 from streams.kafka.wire.schemas.add_offsets_to_txn import AddOffsetsToTxnRequest
 from streams.kafka.wire.schemas.add_partitions_to_txn import AddPartitionsToTxnRequest
 from streams.kafka.wire.schemas.api_versions import ApiVersionsRequest
@@ -33,7 +34,7 @@ from streams.kafka.wire.schemas.produce import ProduceRequest
 from streams.kafka.wire.schemas.sync_group import SyncGroupRequest
 from streams.kafka.wire.schemas.txn_offset_commit import TxnOffsetCommitRequest
 
-RequestClass = type[codec.Request[Any]]
+RequestClass = type[message.Request[Any]]
 REQUESTS: Final[list[RequestClass]] = [
     ApiVersionsRequest,
     DescribeConfigsRequest,

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class ConsumerGroupDescribeResponse(Message, kw_only=True):
@@ -21,70 +19,36 @@ class ConsumerGroupDescribeResponse(Message, kw_only=True):
         class Member(Message, kw_only=True):
             class Assignment(Message, kw_only=True):
                 class TopicPartitions(Message, kw_only=True):
-                    FIELDS = (
-                        WireField("topic_id", "uuid", 0),
-                        WireField("topic_name", "string", 0),
-                        WireField("partitions", "[]int32", 0),
-                    )
-                    topic_id: UUID = UUID(int=0)
-                    topic_name: str = ""
-                    partitions: list[int] = msgspec.field(default_factory=list)
+                    topic_id: UUID = wire("uuid")
+                    topic_name: str = wire("string")
+                    partitions: list[int] = wire("[]int32")
 
-                FIELDS = (WireField("topic_partitions", "[]TopicPartitions", 0),)
-                topic_partitions: list[TopicPartitions] = msgspec.field(default_factory=list)
+                topic_partitions: list[TopicPartitions] = wire("[]TopicPartitions")
 
-            FIELDS = (
-                WireField("member_id", "string", 0),
-                WireField("instance_id", "string", 0, nullable_from=0),
-                WireField("rack_id", "string", 0, nullable_from=0),
-                WireField("member_epoch", "int32", 0),
-                WireField("client_id", "string", 0),
-                WireField("client_host", "string", 0),
-                WireField("subscribed_topic_names", "[]string", 0),
-                WireField("subscribed_topic_regex", "string", 0, nullable_from=0),
-                WireField("assignment", "Assignment", 0),
-                WireField("target_assignment", "Assignment", 0),
-                WireField("member_type", "int8", 1),
-            )
-            member_id: str = ""
-            instance_id: str | None = None
-            rack_id: str | None = None
-            member_epoch: int = 0
-            client_id: str = ""
-            client_host: str = ""
-            subscribed_topic_names: list[str] = msgspec.field(default_factory=list)
-            subscribed_topic_regex: str | None = None
-            assignment: Assignment = msgspec.field(default_factory=Assignment)
-            target_assignment: Assignment = msgspec.field(default_factory=Assignment)
-            member_type: int = -1
+            member_id: str = wire("string")
+            instance_id: str | None = wire("string", default=None, nullable_from=0)
+            rack_id: str | None = wire("string", default=None, nullable_from=0)
+            member_epoch: int = wire("int32")
+            client_id: str = wire("string")
+            client_host: str = wire("string")
+            subscribed_topic_names: list[str] = wire("[]string")
+            subscribed_topic_regex: str | None = wire("string", default=None, nullable_from=0)
+            assignment: Assignment = wire("Assignment")
+            target_assignment: Assignment = wire("Assignment")
+            member_type: int = wire("int8", 1, default=-1)
 
-        FIELDS = (
-            WireField("error_code", "int16", 0),
-            WireField("error_message", "string", 0, nullable_from=0),
-            WireField("group_id", "string", 0),
-            WireField("group_state", "string", 0),
-            WireField("group_epoch", "int32", 0),
-            WireField("assignment_epoch", "int32", 0),
-            WireField("assignor_name", "string", 0),
-            WireField("members", "[]Member", 0),
-            WireField("authorized_operations", "int32", 0),
-        )
-        error_code: int = 0
-        error_message: str | None = None
-        group_id: str = ""
-        group_state: str = ""
-        group_epoch: int = 0
-        assignment_epoch: int = 0
-        assignor_name: str = ""
-        members: list[Member] = msgspec.field(default_factory=list)
-        authorized_operations: int = -2147483648
+        error_code: int = wire("int16")
+        error_message: str | None = wire("string", default=None, nullable_from=0)
+        group_id: str = wire("string")
+        group_state: str = wire("string")
+        group_epoch: int = wire("int32")
+        assignment_epoch: int = wire("int32")
+        assignor_name: str = wire("string")
+        members: list[Member] = wire("[]Member")
+        authorized_operations: int = wire("int32", default=-2147483648)
 
-    FIELDS = (
-        WireField("throttle_time_ms", "int32", 0),
-        WireField("groups", "[]DescribedGroup", 0),
-    )
-    throttle_time_ms: int = 0
-    groups: list[DescribedGroup] = msgspec.field(default_factory=list)
+    throttle_time_ms: int = wire("int32")
+    groups: list[DescribedGroup] = wire("[]DescribedGroup")
 
 
 class ConsumerGroupDescribeRequest(Request[ConsumerGroupDescribeResponse], kw_only=True):
@@ -95,9 +59,5 @@ class ConsumerGroupDescribeRequest(Request[ConsumerGroupDescribeResponse], kw_on
     ANSWER = ConsumerGroupDescribeResponse
     FIRST_VERSION = 0
     LAST_VERSION = 1
-    FIELDS = (
-        WireField("group_ids", "[]string", 0),
-        WireField("include_authorized_operations", "bool", 0),
-    )
-    group_ids: list[str] = msgspec.field(default_factory=list)
-    include_authorized_operations: bool = False
+    group_ids: list[str] = wire("[]string")
+    include_authorized_operations: bool = wire("bool")

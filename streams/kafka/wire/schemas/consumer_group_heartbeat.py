@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class ConsumerGroupHeartbeatResponse(Message, kw_only=True):
@@ -19,32 +17,18 @@ class ConsumerGroupHeartbeatResponse(Message, kw_only=True):
 
     class Assignment(Message, kw_only=True):
         class TopicPartitions(Message, kw_only=True):
-            FIELDS = (
-                WireField("topic_id", "uuid", 0),
-                WireField("partitions", "[]int32", 0),
-            )
-            topic_id: UUID = UUID(int=0)
-            partitions: list[int] = msgspec.field(default_factory=list)
+            topic_id: UUID = wire("uuid")
+            partitions: list[int] = wire("[]int32")
 
-        FIELDS = (WireField("topic_partitions", "[]TopicPartitions", 0),)
-        topic_partitions: list[TopicPartitions] = msgspec.field(default_factory=list)
+        topic_partitions: list[TopicPartitions] = wire("[]TopicPartitions")
 
-    FIELDS = (
-        WireField("throttle_time_ms", "int32", 0),
-        WireField("error_code", "int16", 0),
-        WireField("error_message", "string", 0, nullable_from=0),
-        WireField("member_id", "string", 0, nullable_from=0),
-        WireField("member_epoch", "int32", 0),
-        WireField("heartbeat_interval_ms", "int32", 0),
-        WireField("assignment", "Assignment", 0, nullable_from=0),
-    )
-    throttle_time_ms: int = 0
-    error_code: int = 0
-    error_message: str | None = None
-    member_id: str | None = None
-    member_epoch: int = 0
-    heartbeat_interval_ms: int = 0
-    assignment: Assignment | None = None
+    throttle_time_ms: int = wire("int32")
+    error_code: int = wire("int16")
+    error_message: str | None = wire("string", default=None, nullable_from=0)
+    member_id: str | None = wire("string", default=None, nullable_from=0)
+    member_epoch: int = wire("int32")
+    heartbeat_interval_ms: int = wire("int32")
+    assignment: Assignment | None = wire("Assignment", default=None, nullable_from=0)
 
 
 class ConsumerGroupHeartbeatRequest(Request[ConsumerGroupHeartbeatResponse], kw_only=True):
@@ -57,32 +41,16 @@ class ConsumerGroupHeartbeatRequest(Request[ConsumerGroupHeartbeatResponse], kw_
     LAST_VERSION = 1
 
     class TopicPartitions(Message, kw_only=True):
-        FIELDS = (
-            WireField("topic_id", "uuid", 0),
-            WireField("partitions", "[]int32", 0),
-        )
-        topic_id: UUID = UUID(int=0)
-        partitions: list[int] = msgspec.field(default_factory=list)
+        topic_id: UUID = wire("uuid")
+        partitions: list[int] = wire("[]int32")
 
-    FIELDS = (
-        WireField("group_id", "string", 0),
-        WireField("member_id", "string", 0),
-        WireField("member_epoch", "int32", 0),
-        WireField("instance_id", "string", 0, nullable_from=0),
-        WireField("rack_id", "string", 0, nullable_from=0),
-        WireField("rebalance_timeout_ms", "int32", 0),
-        WireField("subscribed_topic_names", "[]string", 0, nullable_from=0),
-        WireField("subscribed_topic_regex", "string", 1, nullable_from=1),
-        WireField("server_assignor", "string", 0, nullable_from=0),
-        WireField("topic_partitions", "[]TopicPartitions", 0, nullable_from=0),
-    )
-    group_id: str = ""
-    member_id: str = ""
-    member_epoch: int = 0
-    instance_id: str | None = None
-    rack_id: str | None = None
-    rebalance_timeout_ms: int = -1
-    subscribed_topic_names: list[str] | None = None
-    subscribed_topic_regex: str | None = None
-    server_assignor: str | None = None
-    topic_partitions: list[TopicPartitions] | None = None
+    group_id: str = wire("string")
+    member_id: str = wire("string")
+    member_epoch: int = wire("int32")
+    instance_id: str | None = wire("string", default=None, nullable_from=0)
+    rack_id: str | None = wire("string", default=None, nullable_from=0)
+    rebalance_timeout_ms: int = wire("int32", default=-1)
+    subscribed_topic_names: list[str] | None = wire("[]string", default=None, nullable_from=0)
+    subscribed_topic_regex: str | None = wire("string", 1, default=None, nullable_from=1)
+    server_assignor: str | None = wire("string", default=None, nullable_from=0)
+    topic_partitions: list[TopicPartitions] | None = wire("[]TopicPartitions", default=None, nullable_from=0)

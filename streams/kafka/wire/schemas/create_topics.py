@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class CreateTopicsResponse(Message, kw_only=True):
@@ -19,44 +17,23 @@ class CreateTopicsResponse(Message, kw_only=True):
 
     class CreatableTopicResult(Message, kw_only=True):
         class CreatableTopicConfigs(Message, kw_only=True):
-            FIELDS = (
-                WireField("name", "string", 5),
-                WireField("value", "string", 5, nullable_from=5),
-                WireField("read_only", "bool", 5),
-                WireField("config_source", "int8", 5),
-                WireField("is_sensitive", "bool", 5),
-            )
-            name: str = ""
-            value: str | None = ""
-            read_only: bool = False
-            config_source: int = -1
-            is_sensitive: bool = False
+            name: str = wire("string", 5)
+            value: str | None = wire("string", 5, nullable_from=5)
+            read_only: bool = wire("bool", 5)
+            config_source: int = wire("int8", 5, default=-1)
+            is_sensitive: bool = wire("bool", 5)
 
-        FIELDS = (
-            WireField("name", "string", 0),
-            WireField("topic_id", "uuid", 7),
-            WireField("error_code", "int16", 0),
-            WireField("error_message", "string", 1, nullable_from=0),
-            WireField("topic_config_error_code", "int16", 5, tag=0, tagged_from=5),
-            WireField("num_partitions", "int32", 5),
-            WireField("replication_factor", "int16", 5),
-            WireField("configs", "[]CreatableTopicConfigs", 5, nullable_from=5),
-        )
-        name: str = ""
-        topic_id: UUID = UUID(int=0)
-        error_code: int = 0
-        error_message: str | None = ""
-        topic_config_error_code: int = 0
-        num_partitions: int = -1
-        replication_factor: int = -1
-        configs: list[CreatableTopicConfigs] | None = msgspec.field(default_factory=list)
+        name: str = wire("string")
+        topic_id: UUID = wire("uuid", 7)
+        error_code: int = wire("int16")
+        error_message: str | None = wire("string", 1, nullable_from=0)
+        topic_config_error_code: int = wire("int16", 5, tag=0, tagged_from=5)
+        num_partitions: int = wire("int32", 5, default=-1)
+        replication_factor: int = wire("int16", 5, default=-1)
+        configs: list[CreatableTopicConfigs] | None = wire("[]CreatableTopicConfigs", 5, nullable_from=5)
 
-    FIELDS = (
-        WireField("throttle_time_ms", "int32", 2),
-        WireField("topics", "[]CreatableTopicResult", 0),
-    )
-    throttle_time_ms: int = 0
-    topics: list[CreatableTopicResult] = msgspec.field(default_factory=list)
+    throttle_time_ms: int = wire("int32", 2)
+    topics: list[CreatableTopicResult] = wire("[]CreatableTopicResult")
 
 
 class CreateTopicsRequest(Request[CreateTopicsResponse], kw_only=True):
@@ -70,39 +47,19 @@ class CreateTopicsRequest(Request[CreateTopicsResponse], kw_only=True):
 
     class CreatableTopic(Message, kw_only=True):
         class CreatableReplicaAssignment(Message, kw_only=True):
-            FIELDS = (
-                WireField("partition_index", "int32", 0),
-                WireField("broker_ids", "[]int32", 0),
-            )
-            partition_index: int = 0
-            broker_ids: list[int] = msgspec.field(default_factory=list)
+            partition_index: int = wire("int32")
+            broker_ids: list[int] = wire("[]int32")
 
         class CreatableTopicConfig(Message, kw_only=True):
-            FIELDS = (
-                WireField("name", "string", 0),
-                WireField("value", "string", 0, nullable_from=0),
-            )
-            name: str = ""
-            value: str | None = ""
+            name: str = wire("string")
+            value: str | None = wire("string", nullable_from=0)
 
-        FIELDS = (
-            WireField("name", "string", 0),
-            WireField("num_partitions", "int32", 0),
-            WireField("replication_factor", "int16", 0),
-            WireField("assignments", "[]CreatableReplicaAssignment", 0),
-            WireField("configs", "[]CreatableTopicConfig", 0),
-        )
-        name: str = ""
-        num_partitions: int = 0
-        replication_factor: int = 0
-        assignments: list[CreatableReplicaAssignment] = msgspec.field(default_factory=list)
-        configs: list[CreatableTopicConfig] = msgspec.field(default_factory=list)
+        name: str = wire("string")
+        num_partitions: int = wire("int32")
+        replication_factor: int = wire("int16")
+        assignments: list[CreatableReplicaAssignment] = wire("[]CreatableReplicaAssignment")
+        configs: list[CreatableTopicConfig] = wire("[]CreatableTopicConfig")
 
-    FIELDS = (
-        WireField("topics", "[]CreatableTopic", 0),
-        WireField("timeout_ms", "int32", 0),
-        WireField("validate_only", "bool", 1),
-    )
-    topics: list[CreatableTopic] = msgspec.field(default_factory=list)
-    timeout_ms: int = 60000
-    validate_only: bool = False
+    topics: list[CreatableTopic] = wire("[]CreatableTopic")
+    timeout_ms: int = wire("int32", default=60000)
+    validate_only: bool = wire("bool", 1)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class DeleteTopicsResponse(Message, kw_only=True):
@@ -18,23 +16,13 @@ class DeleteTopicsResponse(Message, kw_only=True):
     FLEXIBLE_FROM = 4
 
     class DeletableTopicResult(Message, kw_only=True):
-        FIELDS = (
-            WireField("name", "string", 0, nullable_from=6),
-            WireField("topic_id", "uuid", 6),
-            WireField("error_code", "int16", 0),
-            WireField("error_message", "string", 5, nullable_from=5),
-        )
-        name: str | None = ""
-        topic_id: UUID = UUID(int=0)
-        error_code: int = 0
-        error_message: str | None = None
+        name: str | None = wire("string", nullable_from=6)
+        topic_id: UUID = wire("uuid", 6)
+        error_code: int = wire("int16")
+        error_message: str | None = wire("string", 5, default=None, nullable_from=5)
 
-    FIELDS = (
-        WireField("throttle_time_ms", "int32", 1),
-        WireField("responses", "[]DeletableTopicResult", 0),
-    )
-    throttle_time_ms: int = 0
-    responses: list[DeletableTopicResult] = msgspec.field(default_factory=list)
+    throttle_time_ms: int = wire("int32", 1)
+    responses: list[DeletableTopicResult] = wire("[]DeletableTopicResult")
 
 
 class DeleteTopicsRequest(Request[DeleteTopicsResponse], kw_only=True):
@@ -47,18 +35,9 @@ class DeleteTopicsRequest(Request[DeleteTopicsResponse], kw_only=True):
     LAST_VERSION = 6
 
     class DeleteTopicState(Message, kw_only=True):
-        FIELDS = (
-            WireField("name", "string", 6, nullable_from=6),
-            WireField("topic_id", "uuid", 6),
-        )
-        name: str | None = None
-        topic_id: UUID = UUID(int=0)
+        name: str | None = wire("string", 6, default=None, nullable_from=6)
+        topic_id: UUID = wire("uuid", 6)
 
-    FIELDS = (
-        WireField("topics", "[]DeleteTopicState", 6),
-        WireField("topic_names", "[]string", 0, last=5),
-        WireField("timeout_ms", "int32", 0),
-    )
-    topics: list[DeleteTopicState] = msgspec.field(default_factory=list)
-    topic_names: list[str] = msgspec.field(default_factory=list)
-    timeout_ms: int = 0
+    topics: list[DeleteTopicState] = wire("[]DeleteTopicState", 6)
+    topic_names: list[str] = wire("[]string", last=5)
+    timeout_ms: int = wire("int32")

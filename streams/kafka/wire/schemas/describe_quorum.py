@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class DescribeQuorumResponse(Message, kw_only=True):
@@ -20,73 +18,37 @@ class DescribeQuorumResponse(Message, kw_only=True):
     class TopicData(Message, kw_only=True):
         class PartitionData(Message, kw_only=True):
             class ReplicaState(Message, kw_only=True):
-                FIELDS = (
-                    WireField("replica_id", "int32", 0),
-                    WireField("replica_directory_id", "uuid", 2),
-                    WireField("log_end_offset", "int64", 0),
-                    WireField("last_fetch_timestamp", "int64", 1),
-                    WireField("last_caught_up_timestamp", "int64", 1),
-                )
-                replica_id: int = 0
-                replica_directory_id: UUID = UUID(int=0)
-                log_end_offset: int = 0
-                last_fetch_timestamp: int = -1
-                last_caught_up_timestamp: int = -1
+                replica_id: int = wire("int32")
+                replica_directory_id: UUID = wire("uuid", 2)
+                log_end_offset: int = wire("int64")
+                last_fetch_timestamp: int = wire("int64", 1, default=-1)
+                last_caught_up_timestamp: int = wire("int64", 1, default=-1)
 
-            FIELDS = (
-                WireField("partition_index", "int32", 0),
-                WireField("error_code", "int16", 0),
-                WireField("error_message", "string", 2, nullable_from=2),
-                WireField("leader_id", "int32", 0),
-                WireField("leader_epoch", "int32", 0),
-                WireField("high_watermark", "int64", 0),
-                WireField("current_voters", "[]ReplicaState", 0),
-                WireField("observers", "[]ReplicaState", 0),
-            )
-            partition_index: int = 0
-            error_code: int = 0
-            error_message: str | None = ""
-            leader_id: int = 0
-            leader_epoch: int = 0
-            high_watermark: int = 0
-            current_voters: list[ReplicaState] = msgspec.field(default_factory=list)
-            observers: list[ReplicaState] = msgspec.field(default_factory=list)
+            partition_index: int = wire("int32")
+            error_code: int = wire("int16")
+            error_message: str | None = wire("string", 2, nullable_from=2)
+            leader_id: int = wire("int32")
+            leader_epoch: int = wire("int32")
+            high_watermark: int = wire("int64")
+            current_voters: list[ReplicaState] = wire("[]ReplicaState")
+            observers: list[ReplicaState] = wire("[]ReplicaState")
 
-        FIELDS = (
-            WireField("topic_name", "string", 0),
-            WireField("partitions", "[]PartitionData", 0),
-        )
-        topic_name: str = ""
-        partitions: list[PartitionData] = msgspec.field(default_factory=list)
+        topic_name: str = wire("string")
+        partitions: list[PartitionData] = wire("[]PartitionData")
 
     class Node(Message, kw_only=True):
         class Listener(Message, kw_only=True):
-            FIELDS = (
-                WireField("name", "string", 2),
-                WireField("host", "string", 2),
-                WireField("port", "uint16", 2),
-            )
-            name: str = ""
-            host: str = ""
-            port: int = 0
+            name: str = wire("string", 2)
+            host: str = wire("string", 2)
+            port: int = wire("uint16", 2)
 
-        FIELDS = (
-            WireField("node_id", "int32", 2),
-            WireField("listeners", "[]Listener", 2),
-        )
-        node_id: int = 0
-        listeners: list[Listener] = msgspec.field(default_factory=list)
+        node_id: int = wire("int32", 2)
+        listeners: list[Listener] = wire("[]Listener", 2)
 
-    FIELDS = (
-        WireField("error_code", "int16", 0),
-        WireField("error_message", "string", 2, nullable_from=2),
-        WireField("topics", "[]TopicData", 0),
-        WireField("nodes", "[]Node", 2),
-    )
-    error_code: int = 0
-    error_message: str | None = ""
-    topics: list[TopicData] = msgspec.field(default_factory=list)
-    nodes: list[Node] = msgspec.field(default_factory=list)
+    error_code: int = wire("int16")
+    error_message: str | None = wire("string", 2, nullable_from=2)
+    topics: list[TopicData] = wire("[]TopicData")
+    nodes: list[Node] = wire("[]Node", 2)
 
 
 class DescribeQuorumRequest(Request[DescribeQuorumResponse], kw_only=True):
@@ -100,15 +62,9 @@ class DescribeQuorumRequest(Request[DescribeQuorumResponse], kw_only=True):
 
     class TopicData(Message, kw_only=True):
         class PartitionData(Message, kw_only=True):
-            FIELDS = (WireField("partition_index", "int32", 0),)
-            partition_index: int = 0
+            partition_index: int = wire("int32")
 
-        FIELDS = (
-            WireField("topic_name", "string", 0),
-            WireField("partitions", "[]PartitionData", 0),
-        )
-        topic_name: str = ""
-        partitions: list[PartitionData] = msgspec.field(default_factory=list)
+        topic_name: str = wire("string")
+        partitions: list[PartitionData] = wire("[]PartitionData")
 
-    FIELDS = (WireField("topics", "[]TopicData", 0),)
-    topics: list[TopicData] = msgspec.field(default_factory=list)
+    topics: list[TopicData] = wire("[]TopicData")

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class FetchResponse(Message, kw_only=True):
@@ -20,95 +18,48 @@ class FetchResponse(Message, kw_only=True):
     class FetchableTopicResponse(Message, kw_only=True):
         class PartitionData(Message, kw_only=True):
             class EpochEndOffset(Message, kw_only=True):
-                FIELDS = (
-                    WireField("epoch", "int32", 12),
-                    WireField("end_offset", "int64", 12),
-                )
-                epoch: int = -1
-                end_offset: int = -1
+                epoch: int = wire("int32", 12, default=-1)
+                end_offset: int = wire("int64", 12, default=-1)
 
             class LeaderIdAndEpoch(Message, kw_only=True):
-                FIELDS = (
-                    WireField("leader_id", "int32", 12),
-                    WireField("leader_epoch", "int32", 12),
-                )
-                leader_id: int = -1
-                leader_epoch: int = -1
+                leader_id: int = wire("int32", 12, default=-1)
+                leader_epoch: int = wire("int32", 12, default=-1)
 
             class SnapshotId(Message, kw_only=True):
-                FIELDS = (
-                    WireField("end_offset", "int64", 0),
-                    WireField("epoch", "int32", 0),
-                )
-                end_offset: int = -1
-                epoch: int = -1
+                end_offset: int = wire("int64", default=-1)
+                epoch: int = wire("int32", default=-1)
 
             class AbortedTransaction(Message, kw_only=True):
-                FIELDS = (
-                    WireField("producer_id", "int64", 4),
-                    WireField("first_offset", "int64", 4),
-                )
-                producer_id: int = 0
-                first_offset: int = 0
+                producer_id: int = wire("int64", 4)
+                first_offset: int = wire("int64", 4)
 
-            FIELDS = (
-                WireField("partition_index", "int32", 0),
-                WireField("error_code", "int16", 0),
-                WireField("high_watermark", "int64", 0),
-                WireField("last_stable_offset", "int64", 4),
-                WireField("log_start_offset", "int64", 5),
-                WireField("diverging_epoch", "EpochEndOffset", 12, tag=0, tagged_from=12),
-                WireField("current_leader", "LeaderIdAndEpoch", 12, tag=1, tagged_from=12),
-                WireField("snapshot_id", "SnapshotId", 12, tag=2, tagged_from=12),
-                WireField("aborted_transactions", "[]AbortedTransaction", 4, nullable_from=4),
-                WireField("preferred_read_replica", "int32", 11),
-                WireField("records", "records", 0, nullable_from=0),
-            )
-            partition_index: int = 0
-            error_code: int = 0
-            high_watermark: int = 0
-            last_stable_offset: int = -1
-            log_start_offset: int = -1
-            diverging_epoch: EpochEndOffset | None = None
-            current_leader: LeaderIdAndEpoch | None = None
-            snapshot_id: SnapshotId | None = None
-            aborted_transactions: list[AbortedTransaction] | None = msgspec.field(default_factory=list)
-            preferred_read_replica: int = -1
-            records: bytes | None = b""
+            partition_index: int = wire("int32")
+            error_code: int = wire("int16")
+            high_watermark: int = wire("int64")
+            last_stable_offset: int = wire("int64", 4, default=-1)
+            log_start_offset: int = wire("int64", 5, default=-1)
+            diverging_epoch: EpochEndOffset | None = wire("EpochEndOffset", 12, default=None, tag=0, tagged_from=12)
+            current_leader: LeaderIdAndEpoch | None = wire("LeaderIdAndEpoch", 12, default=None, tag=1, tagged_from=12)
+            snapshot_id: SnapshotId | None = wire("SnapshotId", 12, default=None, tag=2, tagged_from=12)
+            aborted_transactions: list[AbortedTransaction] | None = wire("[]AbortedTransaction", 4, nullable_from=4)
+            preferred_read_replica: int = wire("int32", 11, default=-1)
+            records: bytes | None = wire("records", nullable_from=0)
 
-        FIELDS = (
-            WireField("topic", "string", 0, last=12),
-            WireField("topic_id", "uuid", 13),
-            WireField("partitions", "[]PartitionData", 0),
-        )
-        topic: str = ""
-        topic_id: UUID = UUID(int=0)
-        partitions: list[PartitionData] = msgspec.field(default_factory=list)
+        topic: str = wire("string", last=12)
+        topic_id: UUID = wire("uuid", 13)
+        partitions: list[PartitionData] = wire("[]PartitionData")
 
     class NodeEndpoint(Message, kw_only=True):
-        FIELDS = (
-            WireField("node_id", "int32", 16),
-            WireField("host", "string", 16),
-            WireField("port", "int32", 16),
-            WireField("rack", "string", 16, nullable_from=16),
-        )
-        node_id: int = 0
-        host: str = ""
-        port: int = 0
-        rack: str | None = None
+        node_id: int = wire("int32", 16)
+        host: str = wire("string", 16)
+        port: int = wire("int32", 16)
+        rack: str | None = wire("string", 16, default=None, nullable_from=16)
 
-    FIELDS = (
-        WireField("throttle_time_ms", "int32", 1),
-        WireField("error_code", "int16", 7),
-        WireField("session_id", "int32", 7),
-        WireField("responses", "[]FetchableTopicResponse", 0),
-        WireField("node_endpoints", "[]NodeEndpoint", 16, tag=0, tagged_from=16),
-    )
-    throttle_time_ms: int = 0
-    error_code: int = 0
-    session_id: int = 0
-    responses: list[FetchableTopicResponse] = msgspec.field(default_factory=list)
-    node_endpoints: list[NodeEndpoint] = msgspec.field(default_factory=list)
+    throttle_time_ms: int = wire("int32", 1)
+    error_code: int = wire("int16", 7)
+    session_id: int = wire("int32", 7)
+    responses: list[FetchableTopicResponse] = wire("[]FetchableTopicResponse")
+    node_endpoints: list[NodeEndpoint] = wire("[]NodeEndpoint", 16, tag=0, tagged_from=16)
 
 
 class FetchRequest(Request[FetchResponse], kw_only=True):
@@ -121,76 +72,38 @@ class FetchRequest(Request[FetchResponse], kw_only=True):
     LAST_VERSION = 18
 
     class ReplicaState(Message, kw_only=True):
-        FIELDS = (
-            WireField("replica_id", "int32", 15),
-            WireField("replica_epoch", "int64", 15),
-        )
-        replica_id: int = -1
-        replica_epoch: int = -1
+        replica_id: int = wire("int32", 15, default=-1)
+        replica_epoch: int = wire("int64", 15, default=-1)
 
     class FetchTopic(Message, kw_only=True):
         class FetchPartition(Message, kw_only=True):
-            FIELDS = (
-                WireField("partition", "int32", 0),
-                WireField("current_leader_epoch", "int32", 9),
-                WireField("fetch_offset", "int64", 0),
-                WireField("last_fetched_epoch", "int32", 12),
-                WireField("log_start_offset", "int64", 5),
-                WireField("partition_max_bytes", "int32", 0),
-                WireField("replica_directory_id", "uuid", 17, tag=0, tagged_from=17),
-                WireField("high_watermark", "int64", 18, tag=1, tagged_from=18),
-            )
-            partition: int = 0
-            current_leader_epoch: int = -1
-            fetch_offset: int = 0
-            last_fetched_epoch: int = -1
-            log_start_offset: int = -1
-            partition_max_bytes: int = 0
-            replica_directory_id: UUID = UUID(int=0)
-            high_watermark: int = 9223372036854775807
+            partition: int = wire("int32")
+            current_leader_epoch: int = wire("int32", 9, default=-1)
+            fetch_offset: int = wire("int64")
+            last_fetched_epoch: int = wire("int32", 12, default=-1)
+            log_start_offset: int = wire("int64", 5, default=-1)
+            partition_max_bytes: int = wire("int32")
+            replica_directory_id: UUID = wire("uuid", 17, tag=0, tagged_from=17)
+            high_watermark: int = wire("int64", 18, default=9223372036854775807, tag=1, tagged_from=18)
 
-        FIELDS = (
-            WireField("topic", "string", 0, last=12),
-            WireField("topic_id", "uuid", 13),
-            WireField("partitions", "[]FetchPartition", 0),
-        )
-        topic: str = ""
-        topic_id: UUID = UUID(int=0)
-        partitions: list[FetchPartition] = msgspec.field(default_factory=list)
+        topic: str = wire("string", last=12)
+        topic_id: UUID = wire("uuid", 13)
+        partitions: list[FetchPartition] = wire("[]FetchPartition")
 
     class ForgottenTopic(Message, kw_only=True):
-        FIELDS = (
-            WireField("topic", "string", 7, last=12),
-            WireField("topic_id", "uuid", 13),
-            WireField("partitions", "[]int32", 7),
-        )
-        topic: str = ""
-        topic_id: UUID = UUID(int=0)
-        partitions: list[int] = msgspec.field(default_factory=list)
+        topic: str = wire("string", 7, last=12)
+        topic_id: UUID = wire("uuid", 13)
+        partitions: list[int] = wire("[]int32", 7)
 
-    FIELDS = (
-        WireField("cluster_id", "string", 12, nullable_from=12, tag=0, tagged_from=12),
-        WireField("replica_id", "int32", 0, last=14),
-        WireField("replica_state", "ReplicaState", 15, tag=1, tagged_from=15),
-        WireField("max_wait_ms", "int32", 0),
-        WireField("min_bytes", "int32", 0),
-        WireField("max_bytes", "int32", 3),
-        WireField("isolation_level", "int8", 4),
-        WireField("session_id", "int32", 7),
-        WireField("session_epoch", "int32", 7),
-        WireField("topics", "[]FetchTopic", 0),
-        WireField("forgotten_topics_data", "[]ForgottenTopic", 7),
-        WireField("rack_id", "string", 11),
-    )
-    cluster_id: str | None = None
-    replica_id: int = -1
-    replica_state: ReplicaState | None = None
-    max_wait_ms: int = 0
-    min_bytes: int = 0
-    max_bytes: int = 0x7FFFFFFF
-    isolation_level: int = 0
-    session_id: int = 0
-    session_epoch: int = -1
-    topics: list[FetchTopic] = msgspec.field(default_factory=list)
-    forgotten_topics_data: list[ForgottenTopic] = msgspec.field(default_factory=list)
-    rack_id: str = ""
+    cluster_id: str | None = wire("string", 12, default=None, nullable_from=12, tag=0, tagged_from=12)
+    replica_id: int = wire("int32", last=14, default=-1)
+    replica_state: ReplicaState | None = wire("ReplicaState", 15, default=None, tag=1, tagged_from=15)
+    max_wait_ms: int = wire("int32")
+    min_bytes: int = wire("int32")
+    max_bytes: int = wire("int32", 3, default=0x7FFFFFFF)
+    isolation_level: int = wire("int8", 4)
+    session_id: int = wire("int32", 7)
+    session_epoch: int = wire("int32", 7, default=-1)
+    topics: list[FetchTopic] = wire("[]FetchTopic")
+    forgotten_topics_data: list[ForgottenTopic] = wire("[]ForgottenTopic", 7)
+    rack_id: str = wire("string", 11)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class MetadataResponse(Message, kw_only=True):
@@ -18,67 +16,35 @@ class MetadataResponse(Message, kw_only=True):
     FLEXIBLE_FROM = 9
 
     class MetadataResponseBroker(Message, kw_only=True):
-        FIELDS = (
-            WireField("node_id", "int32", 0),
-            WireField("host", "string", 0),
-            WireField("port", "int32", 0),
-            WireField("rack", "string", 1, nullable_from=1),
-        )
-        node_id: int = 0
-        host: str = ""
-        port: int = 0
-        rack: str | None = None
+        node_id: int = wire("int32")
+        host: str = wire("string")
+        port: int = wire("int32")
+        rack: str | None = wire("string", 1, default=None, nullable_from=1)
 
     class MetadataResponseTopic(Message, kw_only=True):
         class MetadataResponsePartition(Message, kw_only=True):
-            FIELDS = (
-                WireField("error_code", "int16", 0),
-                WireField("partition_index", "int32", 0),
-                WireField("leader_id", "int32", 0),
-                WireField("leader_epoch", "int32", 7),
-                WireField("replica_nodes", "[]int32", 0),
-                WireField("isr_nodes", "[]int32", 0),
-                WireField("offline_replicas", "[]int32", 5),
-            )
-            error_code: int = 0
-            partition_index: int = 0
-            leader_id: int = 0
-            leader_epoch: int = -1
-            replica_nodes: list[int] = msgspec.field(default_factory=list)
-            isr_nodes: list[int] = msgspec.field(default_factory=list)
-            offline_replicas: list[int] = msgspec.field(default_factory=list)
+            error_code: int = wire("int16")
+            partition_index: int = wire("int32")
+            leader_id: int = wire("int32")
+            leader_epoch: int = wire("int32", 7, default=-1)
+            replica_nodes: list[int] = wire("[]int32")
+            isr_nodes: list[int] = wire("[]int32")
+            offline_replicas: list[int] = wire("[]int32", 5)
 
-        FIELDS = (
-            WireField("error_code", "int16", 0),
-            WireField("name", "string", 0, nullable_from=12),
-            WireField("topic_id", "uuid", 10),
-            WireField("is_internal", "bool", 1),
-            WireField("partitions", "[]MetadataResponsePartition", 0),
-            WireField("topic_authorized_operations", "int32", 8),
-        )
-        error_code: int = 0
-        name: str | None = ""
-        topic_id: UUID = UUID(int=0)
-        is_internal: bool = False
-        partitions: list[MetadataResponsePartition] = msgspec.field(default_factory=list)
-        topic_authorized_operations: int = -2147483648
+        error_code: int = wire("int16")
+        name: str | None = wire("string", nullable_from=12)
+        topic_id: UUID = wire("uuid", 10)
+        is_internal: bool = wire("bool", 1)
+        partitions: list[MetadataResponsePartition] = wire("[]MetadataResponsePartition")
+        topic_authorized_operations: int = wire("int32", 8, default=-2147483648)
 
-    FIELDS = (
-        WireField("throttle_time_ms", "int32", 3),
-        WireField("brokers", "[]MetadataResponseBroker", 0),
-        WireField("cluster_id", "string", 2, nullable_from=2),
-        WireField("controller_id", "int32", 1),
-        WireField("topics", "[]MetadataResponseTopic", 0),
-        WireField("cluster_authorized_operations", "int32", 8, last=10),
-        WireField("error_code", "int16", 13),
-    )
-    throttle_time_ms: int = 0
-    brokers: list[MetadataResponseBroker] = msgspec.field(default_factory=list)
-    cluster_id: str | None = None
-    controller_id: int = -1
-    topics: list[MetadataResponseTopic] = msgspec.field(default_factory=list)
-    cluster_authorized_operations: int = -2147483648
-    error_code: int = 0
+    throttle_time_ms: int = wire("int32", 3)
+    brokers: list[MetadataResponseBroker] = wire("[]MetadataResponseBroker")
+    cluster_id: str | None = wire("string", 2, default=None, nullable_from=2)
+    controller_id: int = wire("int32", 1, default=-1)
+    topics: list[MetadataResponseTopic] = wire("[]MetadataResponseTopic")
+    cluster_authorized_operations: int = wire("int32", 8, last=10, default=-2147483648)
+    error_code: int = wire("int16", 13)
 
 
 class MetadataRequest(Request[MetadataResponse], kw_only=True):
@@ -91,20 +57,10 @@ class MetadataRequest(Request[MetadataResponse], kw_only=True):
     LAST_VERSION = 13
 
     class MetadataRequestTopic(Message, kw_only=True):
-        FIELDS = (
-            WireField("topic_id", "uuid", 10),
-            WireField("name", "string", 0, nullable_from=10),
-        )
-        topic_id: UUID = UUID(int=0)
-        name: str | None = ""
+        topic_id: UUID = wire("uuid", 10)
+        name: str | None = wire("string", nullable_from=10)
 
-    FIELDS = (
-        WireField("topics", "[]MetadataRequestTopic", 0, nullable_from=1),
-        WireField("allow_auto_topic_creation", "bool", 4),
-        WireField("include_cluster_authorized_operations", "bool", 8, last=10),
-        WireField("include_topic_authorized_operations", "bool", 8),
-    )
-    topics: list[MetadataRequestTopic] | None = msgspec.field(default_factory=list)
-    allow_auto_topic_creation: bool = True
-    include_cluster_authorized_operations: bool = False
-    include_topic_authorized_operations: bool = False
+    topics: list[MetadataRequestTopic] | None = wire("[]MetadataRequestTopic", nullable_from=1)
+    allow_auto_topic_creation: bool = wire("bool", 4, default=True)
+    include_cluster_authorized_operations: bool = wire("bool", 8, last=10)
+    include_topic_authorized_operations: bool = wire("bool", 8)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class OffsetCommitResponse(Message, kw_only=True):
@@ -19,28 +17,15 @@ class OffsetCommitResponse(Message, kw_only=True):
 
     class OffsetCommitResponseTopic(Message, kw_only=True):
         class OffsetCommitResponsePartition(Message, kw_only=True):
-            FIELDS = (
-                WireField("partition_index", "int32", 0),
-                WireField("error_code", "int16", 0),
-            )
-            partition_index: int = 0
-            error_code: int = 0
+            partition_index: int = wire("int32")
+            error_code: int = wire("int16")
 
-        FIELDS = (
-            WireField("name", "string", 0, last=9),
-            WireField("topic_id", "uuid", 10),
-            WireField("partitions", "[]OffsetCommitResponsePartition", 0),
-        )
-        name: str = ""
-        topic_id: UUID = UUID(int=0)
-        partitions: list[OffsetCommitResponsePartition] = msgspec.field(default_factory=list)
+        name: str = wire("string", last=9)
+        topic_id: UUID = wire("uuid", 10)
+        partitions: list[OffsetCommitResponsePartition] = wire("[]OffsetCommitResponsePartition")
 
-    FIELDS = (
-        WireField("throttle_time_ms", "int32", 3),
-        WireField("topics", "[]OffsetCommitResponseTopic", 0),
-    )
-    throttle_time_ms: int = 0
-    topics: list[OffsetCommitResponseTopic] = msgspec.field(default_factory=list)
+    throttle_time_ms: int = wire("int32", 3)
+    topics: list[OffsetCommitResponseTopic] = wire("[]OffsetCommitResponseTopic")
 
 
 class OffsetCommitRequest(Request[OffsetCommitResponse], kw_only=True):
@@ -54,39 +39,19 @@ class OffsetCommitRequest(Request[OffsetCommitResponse], kw_only=True):
 
     class OffsetCommitRequestTopic(Message, kw_only=True):
         class OffsetCommitRequestPartition(Message, kw_only=True):
-            FIELDS = (
-                WireField("partition_index", "int32", 0),
-                WireField("committed_offset", "int64", 0),
-                WireField("committed_leader_epoch", "int32", 6),
-                WireField("commit_timestamp", "int64", 1, last=1),
-                WireField("committed_metadata", "string", 0, nullable_from=0),
-            )
-            partition_index: int = 0
-            committed_offset: int = 0
-            committed_leader_epoch: int = -1
-            commit_timestamp: int = -1
-            committed_metadata: str | None = ""
+            partition_index: int = wire("int32")
+            committed_offset: int = wire("int64")
+            committed_leader_epoch: int = wire("int32", 6, default=-1)
+            commit_timestamp: int = wire("int64", 1, last=1, default=-1)
+            committed_metadata: str | None = wire("string", nullable_from=0)
 
-        FIELDS = (
-            WireField("name", "string", 0, last=9),
-            WireField("topic_id", "uuid", 10),
-            WireField("partitions", "[]OffsetCommitRequestPartition", 0),
-        )
-        name: str = ""
-        topic_id: UUID = UUID(int=0)
-        partitions: list[OffsetCommitRequestPartition] = msgspec.field(default_factory=list)
+        name: str = wire("string", last=9)
+        topic_id: UUID = wire("uuid", 10)
+        partitions: list[OffsetCommitRequestPartition] = wire("[]OffsetCommitRequestPartition")
 
-    FIELDS = (
-        WireField("group_id", "string", 0),
-        WireField("generation_id_or_member_epoch", "int32", 1),
-        WireField("member_id", "string", 1),
-        WireField("group_instance_id", "string", 7, nullable_from=7),
-        WireField("retention_time_ms", "int64", 2, last=4),
-        WireField("topics", "[]OffsetCommitRequestTopic", 0),
-    )
-    group_id: str = ""
-    generation_id_or_member_epoch: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
-    retention_time_ms: int = -1
-    topics: list[OffsetCommitRequestTopic] = msgspec.field(default_factory=list)
+    group_id: str = wire("string")
+    generation_id_or_member_epoch: int = wire("int32", 1, default=-1)
+    member_id: str = wire("string", 1)
+    group_instance_id: str | None = wire("string", 7, default=None, nullable_from=7)
+    retention_time_ms: int = wire("int64", 2, last=4, default=-1)
+    topics: list[OffsetCommitRequestTopic] = wire("[]OffsetCommitRequestTopic")

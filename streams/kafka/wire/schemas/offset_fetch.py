@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class OffsetFetchResponse(Message, kw_only=True):
@@ -19,70 +17,36 @@ class OffsetFetchResponse(Message, kw_only=True):
 
     class OffsetFetchResponseTopic(Message, kw_only=True):
         class OffsetFetchResponsePartition(Message, kw_only=True):
-            FIELDS = (
-                WireField("partition_index", "int32", 0, last=7),
-                WireField("committed_offset", "int64", 0, last=7),
-                WireField("committed_leader_epoch", "int32", 5, last=7),
-                WireField("metadata", "string", 0, last=7, nullable_from=0),
-                WireField("error_code", "int16", 0, last=7),
-            )
-            partition_index: int = 0
-            committed_offset: int = 0
-            committed_leader_epoch: int = -1
-            metadata: str | None = ""
-            error_code: int = 0
+            partition_index: int = wire("int32", last=7)
+            committed_offset: int = wire("int64", last=7)
+            committed_leader_epoch: int = wire("int32", 5, last=7, default=-1)
+            metadata: str | None = wire("string", last=7, nullable_from=0)
+            error_code: int = wire("int16", last=7)
 
-        FIELDS = (
-            WireField("name", "string", 0, last=7),
-            WireField("partitions", "[]OffsetFetchResponsePartition", 0, last=7),
-        )
-        name: str = ""
-        partitions: list[OffsetFetchResponsePartition] = msgspec.field(default_factory=list)
+        name: str = wire("string", last=7)
+        partitions: list[OffsetFetchResponsePartition] = wire("[]OffsetFetchResponsePartition", last=7)
 
     class OffsetFetchResponseGroup(Message, kw_only=True):
         class OffsetFetchResponseTopics(Message, kw_only=True):
             class OffsetFetchResponsePartitions(Message, kw_only=True):
-                FIELDS = (
-                    WireField("partition_index", "int32", 8),
-                    WireField("committed_offset", "int64", 8),
-                    WireField("committed_leader_epoch", "int32", 8),
-                    WireField("metadata", "string", 8, nullable_from=8),
-                    WireField("error_code", "int16", 8),
-                )
-                partition_index: int = 0
-                committed_offset: int = 0
-                committed_leader_epoch: int = -1
-                metadata: str | None = ""
-                error_code: int = 0
+                partition_index: int = wire("int32", 8)
+                committed_offset: int = wire("int64", 8)
+                committed_leader_epoch: int = wire("int32", 8, default=-1)
+                metadata: str | None = wire("string", 8, nullable_from=8)
+                error_code: int = wire("int16", 8)
 
-            FIELDS = (
-                WireField("name", "string", 8, last=9),
-                WireField("topic_id", "uuid", 10),
-                WireField("partitions", "[]OffsetFetchResponsePartitions", 8),
-            )
-            name: str = ""
-            topic_id: UUID = UUID(int=0)
-            partitions: list[OffsetFetchResponsePartitions] = msgspec.field(default_factory=list)
+            name: str = wire("string", 8, last=9)
+            topic_id: UUID = wire("uuid", 10)
+            partitions: list[OffsetFetchResponsePartitions] = wire("[]OffsetFetchResponsePartitions", 8)
 
-        FIELDS = (
-            WireField("group_id", "string", 8),
-            WireField("topics", "[]OffsetFetchResponseTopics", 8),
-            WireField("error_code", "int16", 8),
-        )
-        group_id: str = ""
-        topics: list[OffsetFetchResponseTopics] = msgspec.field(default_factory=list)
-        error_code: int = 0
+        group_id: str = wire("string", 8)
+        topics: list[OffsetFetchResponseTopics] = wire("[]OffsetFetchResponseTopics", 8)
+        error_code: int = wire("int16", 8)
 
-    FIELDS = (
-        WireField("throttle_time_ms", "int32", 3),
-        WireField("topics", "[]OffsetFetchResponseTopic", 0, last=7),
-        WireField("error_code", "int16", 2, last=7),
-        WireField("groups", "[]OffsetFetchResponseGroup", 8),
-    )
-    throttle_time_ms: int = 0
-    topics: list[OffsetFetchResponseTopic] = msgspec.field(default_factory=list)
-    error_code: int = 0
-    groups: list[OffsetFetchResponseGroup] = msgspec.field(default_factory=list)
+    throttle_time_ms: int = wire("int32", 3)
+    topics: list[OffsetFetchResponseTopic] = wire("[]OffsetFetchResponseTopic", last=7)
+    error_code: int = wire("int16", 2, last=7)
+    groups: list[OffsetFetchResponseGroup] = wire("[]OffsetFetchResponseGroup", 8)
 
 
 class OffsetFetchRequest(Request[OffsetFetchResponse], kw_only=True):
@@ -95,42 +59,21 @@ class OffsetFetchRequest(Request[OffsetFetchResponse], kw_only=True):
     LAST_VERSION = 10
 
     class OffsetFetchRequestTopic(Message, kw_only=True):
-        FIELDS = (
-            WireField("name", "string", 0, last=7),
-            WireField("partition_indexes", "[]int32", 0, last=7),
-        )
-        name: str = ""
-        partition_indexes: list[int] = msgspec.field(default_factory=list)
+        name: str = wire("string", last=7)
+        partition_indexes: list[int] = wire("[]int32", last=7)
 
     class OffsetFetchRequestGroup(Message, kw_only=True):
         class OffsetFetchRequestTopics(Message, kw_only=True):
-            FIELDS = (
-                WireField("name", "string", 8, last=9),
-                WireField("topic_id", "uuid", 10),
-                WireField("partition_indexes", "[]int32", 8),
-            )
-            name: str = ""
-            topic_id: UUID = UUID(int=0)
-            partition_indexes: list[int] = msgspec.field(default_factory=list)
+            name: str = wire("string", 8, last=9)
+            topic_id: UUID = wire("uuid", 10)
+            partition_indexes: list[int] = wire("[]int32", 8)
 
-        FIELDS = (
-            WireField("group_id", "string", 8),
-            WireField("member_id", "string", 9, nullable_from=9),
-            WireField("member_epoch", "int32", 9),
-            WireField("topics", "[]OffsetFetchRequestTopics", 8, nullable_from=8),
-        )
-        group_id: str = ""
-        member_id: str | None = None
-        member_epoch: int = -1
-        topics: list[OffsetFetchRequestTopics] | None = msgspec.field(default_factory=list)
+        group_id: str = wire("string", 8)
+        member_id: str | None = wire("string", 9, default=None, nullable_from=9)
+        member_epoch: int = wire("int32", 9, default=-1)
+        topics: list[OffsetFetchRequestTopics] | None = wire("[]OffsetFetchRequestTopics", 8, nullable_from=8)
 
-    FIELDS = (
-        WireField("group_id", "string", 0, last=7),
-        WireField("topics", "[]OffsetFetchRequestTopic", 0, last=7, nullable_from=2),
-        WireField("groups", "[]OffsetFetchRequestGroup", 8),
-        WireField("require_stable", "bool", 7),
-    )
-    group_id: str = ""
-    topics: list[OffsetFetchRequestTopic] | None = msgspec.field(default_factory=list)
-    groups: list[OffsetFetchRequestGroup] = msgspec.field(default_factory=list)
-    require_stable: bool = False
+    group_id: str = wire("string", last=7)
+    topics: list[OffsetFetchRequestTopic] | None = wire("[]OffsetFetchRequestTopic", last=7, nullable_from=2)
+    groups: list[OffsetFetchRequestGroup] = wire("[]OffsetFetchRequestGroup", 8)
+    require_stable: bool = wire("bool", 7)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import msgspec
-
-from streams.kafka.wire.codec import Message, Request, WireField
+from streams.kafka.wire.message import Message, Request, wire
 
 
 class ProduceResponse(Message, kw_only=True):
@@ -20,69 +18,35 @@ class ProduceResponse(Message, kw_only=True):
     class TopicProduceResponse(Message, kw_only=True):
         class PartitionProduceResponse(Message, kw_only=True):
             class BatchIndexAndErrorMessage(Message, kw_only=True):
-                FIELDS = (
-                    WireField("batch_index", "int32", 8),
-                    WireField("batch_index_error_message", "string", 8, nullable_from=8),
-                )
-                batch_index: int = 0
-                batch_index_error_message: str | None = None
+                batch_index: int = wire("int32", 8)
+                batch_index_error_message: str | None = wire("string", 8, default=None, nullable_from=8)
 
             class LeaderIdAndEpoch(Message, kw_only=True):
-                FIELDS = (
-                    WireField("leader_id", "int32", 10),
-                    WireField("leader_epoch", "int32", 10),
-                )
-                leader_id: int = -1
-                leader_epoch: int = -1
+                leader_id: int = wire("int32", 10, default=-1)
+                leader_epoch: int = wire("int32", 10, default=-1)
 
-            FIELDS = (
-                WireField("index", "int32", 0),
-                WireField("error_code", "int16", 0),
-                WireField("base_offset", "int64", 0),
-                WireField("log_append_time_ms", "int64", 2),
-                WireField("log_start_offset", "int64", 5),
-                WireField("record_errors", "[]BatchIndexAndErrorMessage", 8),
-                WireField("error_message", "string", 8, nullable_from=8),
-                WireField("current_leader", "LeaderIdAndEpoch", 10, tag=0, tagged_from=10),
-            )
-            index: int = 0
-            error_code: int = 0
-            base_offset: int = 0
-            log_append_time_ms: int = -1
-            log_start_offset: int = -1
-            record_errors: list[BatchIndexAndErrorMessage] = msgspec.field(default_factory=list)
-            error_message: str | None = None
-            current_leader: LeaderIdAndEpoch | None = None
+            index: int = wire("int32")
+            error_code: int = wire("int16")
+            base_offset: int = wire("int64")
+            log_append_time_ms: int = wire("int64", 2, default=-1)
+            log_start_offset: int = wire("int64", 5, default=-1)
+            record_errors: list[BatchIndexAndErrorMessage] = wire("[]BatchIndexAndErrorMessage", 8)
+            error_message: str | None = wire("string", 8, default=None, nullable_from=8)
+            current_leader: LeaderIdAndEpoch | None = wire("LeaderIdAndEpoch", 10, default=None, tag=0, tagged_from=10)
 
-        FIELDS = (
-            WireField("name", "string", 0, last=12),
-            WireField("topic_id", "uuid", 13),
-            WireField("partition_responses", "[]PartitionProduceResponse", 0),
-        )
-        name: str = ""
-        topic_id: UUID = UUID(int=0)
-        partition_responses: list[PartitionProduceResponse] = msgspec.field(default_factory=list)
+        name: str = wire("string", last=12)
+        topic_id: UUID = wire("uuid", 13)
+        partition_responses: list[PartitionProduceResponse] = wire("[]PartitionProduceResponse")
 
     class NodeEndpoint(Message, kw_only=True):
-        FIELDS = (
-            WireField("node_id", "int32", 10),
-            WireField("host", "string", 10),
-            WireField("port", "int32", 10),
-            WireField("rack", "string", 10, nullable_from=10),
-        )
-        node_id: int = 0
-        host: str = ""
-        port: int = 0
-        rack: str | None = None
+        node_id: int = wire("int32", 10)
+        host: str = wire("string", 10)
+        port: int = wire("int32", 10)
+        rack: str | None = wire("string", 10, default=None, nullable_from=10)
 
-    FIELDS = (
-        WireField("responses", "[]TopicProduceResponse", 0),
-        WireField("throttle_time_ms", "int32", 1),
-        WireField("node_endpoints", "[]NodeEndpoint", 10, tag=0, tagged_from=10),
-    )
-    responses: list[TopicProduceResponse] = msgspec.field(default_factory=list)
-    throttle_time_ms: int = 0
-    node_endpoints: list[NodeEndpoint] = msgspec.field(default_factory=list)
+    responses: list[TopicProduceResponse] = wire("[]TopicProduceResponse")
+    throttle_time_ms: int = wire("int32", 1)
+    node_endpoints: list[NodeEndpoint] = wire("[]NodeEndpoint", 10, tag=0, tagged_from=10)
 
 
 class ProduceRequest(Request[ProduceResponse], kw_only=True):
@@ -96,29 +60,14 @@ class ProduceRequest(Request[ProduceResponse], kw_only=True):
 
     class TopicProduceData(Message, kw_only=True):
         class PartitionProduceData(Message, kw_only=True):
-            FIELDS = (
-                WireField("index", "int32", 0),
-                WireField("records", "records", 0, nullable_from=0),
-            )
-            index: int = 0
-            records: bytes | None = b""
+            index: int = wire("int32")
+            records: bytes | None = wire("records", nullable_from=0)
 
-        FIELDS = (
-            WireField("name", "string", 0, last=12),
-            WireField("topic_id", "uuid", 13),
-            WireField("partition_data", "[]PartitionProduceData", 0),
-        )
-        name: str = ""
-        topic_id: UUID = UUID(int=0)
-        partition_data: list[PartitionProduceData] = msgspec.field(default_factory=list)
+        name: str = wire("string", last=12)
+        topic_id: UUID = wire("uuid", 13)
+        partition_data: list[PartitionProduceData] = wire("[]PartitionProduceData")
 
-    FIELDS = (
-        WireField("transactional_id", "string", 3, nullable_from=3),
-        WireField("acks", "int16", 0),
-        WireField("timeout_ms", "int32", 0),
-        WireField("topic_data", "[]TopicProduceData", 0),
-    )
-    transactional_id: str | None = None
-    acks: int = 0
-    timeout_ms: int = 0
-    topic_data: list[TopicProduceData] = msgspec.field(default_factory=list)
+    transactional_id: str | None = wire("string", 3, default=None, nullable_from=3)
+    acks: int = wire("int16")
+    timeout_ms: int = wire("int32")
+    topic_data: list[TopicProduceData] = wire("[]TopicProduceData")
