@@ -353,6 +353,7 @@ SECTIONS: Final = (
             "max_queued_records": "number of records sent and not acknowledged beyond which calls wait",
             "delivery_timeout_seconds": "seconds for which a record is tried",
             "transaction_timeout_seconds": "seconds after which the broker aborts a transaction",
+            "partitioner": "places keys: `murmur2`, `crc32` (librdkafka's default) or `fnv1a` (sarama)",
         },
     ),
     Section(

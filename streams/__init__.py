@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streams.core.schedule import MissedRuns
     from streams.core.timers import Timer
     from streams.events import event_type, to_record, upcaster
+    from streams.model.partitioners import partition_of
     from streams.outcomes import DEAD_LETTER, PARK, SKIP, STOP, ErrorResponse, ExecutionState, Retry
     from streams.records import Delivery, IncomingRecord, Record, TopicPartition
     from streams.runtime.async_work.batch_stage import BatchItem
@@ -98,6 +99,7 @@ __all__ = [
     "TopicPartition",
     "View",
     "event_type",
+    "partition_of",
     "to_record",
     "upcaster",
 ]
@@ -109,6 +111,7 @@ _NAMES = {
     "errors": "EventFailure NotDelivered NotLeading",
     "events": "event_type to_record upcaster",
     "journal": "Journal JournalReader JournalTerm Replicated SnapshotFolder SyncJournal",
+    "model.partitioners": "partition_of",
     "outbox": "AsyncOutbox Outbox Relay RelayConfig",
     "outcomes": "DEAD_LETTER ErrorResponse ExecutionState PARK Retry SKIP STOP",
     "protocols": "Codec JournalledStore ObservingStore StateStore",

@@ -45,7 +45,7 @@ def request_of(
 ) -> StartRequest:
     """Check what is requested. Raises ``BadParameter``, ``ConfigError``."""
     try:
-        places = places_of(at)
+        places = places_of(at, config.topic)
         other = places_of([missing]) if missing else Places({}, None)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--at") from None

@@ -26,12 +26,12 @@ from streams.cli.state_queries import (
     scan_of_owners,
 )
 from streams.cli.state_repair import repair
-from streams.cli.state_sources import opened
+from streams.cli.state_sources import decoded, decoded_entry, opened
 from streams.cli.state_writing import forget, import_, migrate, set_time
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.core.parking import is_parked
 from streams.errors import DecodeError
-from streams.looks.records import one_line, plain, plain_bytes, plain_text, shortened, shown_time
+from streams.looks.records import one_line, shortened, shown_time
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import BEGIN_KEY, OFFSET_KEY, TIMER_PREFIX, decode_begin, decode_offset, decode_timer
 from streams.runtime.ownership.replicas import make_store
@@ -312,28 +312,6 @@ def _entry(record: IncomingRecord, store: Any) -> _Entry:
     return _Entry(
         record.partition, key, value, kind, f"{record.where}: {wrong}" if wrong else "", record.timestamp_ms, data
     )
-
-
-def decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:
-    """Return what the bytes are to the store, as plain data, and why it cannot read them. Stores of the user's keep
-    bytes that only they understand."""
-    problem = ""
-    if (decode := getattr(store, method, None)) is not None:
-        try:
-            return plain(decode(data)), ""
-        except DecodeError as error:
-            problem = str(error)
-    return plain_text(data) if method == "decode_key" else plain_bytes(data), problem
-
-
-def decoded_entry(store: Any, key: bytes, data: bytes) -> tuple[Any, str]:
-    """Return the value as ``_decoded``; by its key where several structures have one store."""
-    if (decode := getattr(store, "decode_entry", None)) is None:
-        return decoded(store, "decode_value", data)
-    try:
-        return plain(decode(key, data)), ""
-    except DecodeError as error:
-        return plain_bytes(data), str(error)
 
 
 def _facts(entry: _Entry) -> dict[str, Any]:

@@ -20,10 +20,20 @@ from rich.table import Table
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit, plain_table
 from streams.cli.folders import codec_of, partitions_on_disk, reason_not_to_use
-from streams.cli.state_sources import folder_of, newest, snapshots_at, topic_id_of
+from streams.cli.state_sources import (
+    decoded,
+    decoded_entry,
+    folder_of,
+    newest,
+    snapshots_at,
+    state_of,
+    topic_id_of,
+)
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.checkpoints import FolderMark, LogIdentity
 from streams.core.manifests import BLOCK_BYTES, SnapshotRefused
 from streams.errors import DiskDamaged, StoreError, StreamsError
+from streams.looks.records import one_line, shortened
 from streams.looks.scans import late_lines
 from streams.records import TopicPartition
 from streams.runtime.keeping.folders.entries import Damaged
@@ -36,8 +46,11 @@ from streams.runtime.keeping.snapshots.snapshotting import WritingPace
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
+from streams.stores import Stores
 
 _TRIES: Final = 10
+_SHOWN: Final = 20
+"""Values that cannot be read are named, so many of each partition."""
 _NUMBERS: Final = ("offset", "bytes", "written", "put", "deleted")
 _WRONG: Final = (Damaged, DiskDamaged, SnapshotRefused, StoreError, OSError)
 
@@ -57,7 +70,12 @@ def verify(
     source: SourceName,
     folder: Folder = "",
     snapshots: _Address = "",
-    what: Annotated[str, typer.Option("--what", help="What to verify: folder or snapshots.")] = "folder",
+    what: Annotated[
+        str, typer.Option("--what", help="What to verify: folder or snapshots; with --decode changelog, too.")
+    ] = "folder",
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Read each value by the source's codecs, too, and name those that fail.")
+    ] = False,
     partition: Partition = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -65,18 +83,23 @@ def verify(
 ) -> None:
     """Verify every byte of folders, or of all snapshots, and report what is damaged.
 
-    A database that a process has locked is skipped.
+    A database that a process has locked is skipped. --decode reads the state once more, of snapshots the newest ones,
+    as the source would: it finds values that this release of the classes cannot read.
 
     Exit codes: 0 everything is intact; 1 something is damaged, or there is nothing; 2 wrong usage.
     """
     found = named_source(source)
-    if what not in ("folder", "snapshots"):
-        raise typer.BadParameter("use folder or snapshots", param_hint="--what")
-    where = folder or folder_of(found) if what == "folder" else snapshots or found.config.state.snapshots
+    if what not in ("folder", "snapshots") and not (decode and what == "changelog"):
+        raise typer.BadParameter("use folder or snapshots; with --decode changelog, too", param_hint="--what")
+    rows, where = list[dict[str, Any]](), ""
     if what == "folder":
+        where = folder or folder_of(found)
         rows = _verified_folders(found, where, partition)
-    else:
+    elif what == "snapshots":
+        where = snapshots or found.config.state.snapshots
         rows = _verified_snapshots(found, snapshots, bootstrap_servers, timeout, partition)
+    if decode and not any(row["problem"] and not row["skipped"] for row in rows):
+        rows += _decoded(found, f"{what}:{where}" if where else what, bootstrap_servers, timeout, partition)
     emit(rows, json, lambda: rows_table(rows, "partition", "name", "offset", "bytes", "problem"))
     if not rows:
         which = "" if partition is None else f" of the partitions {partition}"
@@ -94,6 +117,30 @@ def _row(partition: int, name: str, offset: int, size: int, problem: str, *, ski
         "problem": problem,
         "skipped": skipped,
     }
+
+
+def _decoded(
+    source: EventSource[Any], side: str, servers: str, timeout: float, wanted: list[int] | None
+) -> list[dict[str, Any]]:
+    """Decode the state of a side; return a row of each value that cannot be read, the first ones of each partition, and
+    one of the partition."""
+    store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
+    rows: list[dict[str, Any]] = []
+    for number, state in sorted(state_of(source, side, servers, timeout, wanted).items()):
+        wrong = 0
+        for key, value in sorted(state.entries.items()):
+            if key.startswith(RESERVED_KEY_PREFIX) or (isinstance(store, Stores) and store.is_carried(key)):
+                continue
+            name, problem = decoded(store, "decode_key", key)
+            problem = problem or decoded_entry(store, key, value)[1]
+            wrong += bool(problem)
+            if problem and wrong <= _SHOWN:
+                rows.append(_row(number, f"key {shortened(one_line(name), 80)}", state.offset, len(value), problem))
+        size = sum(map(len, state.entries.values()))
+        text = f"{wrong:,} of {len(state.entries):,} entries cannot be read" if wrong else ""
+        rows.append(_row(number, f"{len(state.entries):,} entries", state.offset, size, text))
+    store.revoked()
+    return rows
 
 
 def _verified_folders(source: EventSource[Any], folder: str, wanted: list[int] | None) -> list[dict[str, Any]]:

@@ -17,10 +17,11 @@ from streams.cli.console import complain
 from streams.cli.folders import Receive, partitions_on_disk, read_partitions
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.manifests import Manifest, SnapshotRefused
-from streams.errors import StoreError, TopicError
+from streams.errors import DecodeError, StoreError, TopicError
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.looks.addresses import brokers
+from streams.looks.records import plain, plain_bytes, plain_text
 from streams.looks.scans import OffsetProgress, late_lines
 from streams.records import IncomingRecord
 from streams.runtime.changelog import KEPT_PREFIXES
@@ -256,3 +257,25 @@ def _on(
 
     reader.read(topic, spans, receive, stalled_after_seconds=timeout, cancelled=lambda: False)
     return found
+
+
+def decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:
+    """Return what the bytes are to the store, as plain data, and why it cannot read them. Stores of the user's keep
+    bytes that only they understand."""
+    problem = ""
+    if (decode := getattr(store, method, None)) is not None:
+        try:
+            return plain(decode(data)), ""
+        except DecodeError as error:
+            problem = str(error)
+    return plain_text(data) if method == "decode_key" else plain_bytes(data), problem
+
+
+def decoded_entry(store: Any, key: bytes, data: bytes) -> tuple[Any, str]:
+    """Return the value as ``decoded``; by its key where several structures have one store."""
+    if (decode := getattr(store, "decode_entry", None)) is None:
+        return decoded(store, "decode_value", data)
+    try:
+        return plain(decode(key, data)), ""
+    except DecodeError as error:
+        return plain_bytes(data), str(error)

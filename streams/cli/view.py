@@ -14,7 +14,7 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, checked_partition_offset, named_source
 from streams.cli.console import as_json, complain, emit, plain_table
 from streams.cli.failures import discard
-from streams.cli.state import decoded, decoded_entry
+from streams.cli.state_sources import decoded, decoded_entry
 from streams.codecs import BytesCodec
 from streams.looks.addresses import brokers, client_settings_of
 from streams.looks.records import one_line, plain_bytes, plain_text, shortened

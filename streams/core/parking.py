@@ -148,7 +148,8 @@ class Queue:
     @property
     def origin(self) -> Origin:
         """Return the origin of the effects of the head: the same after a restart."""
-        return parked_origin(self.name, self.state.head)
+        head = self.head  # not by its number: a key that is parked again begins with 0 again
+        return parked_origin(head.topic, head.offset)
 
     def is_found_by(self, owner: str) -> bool:
         """Check that its head was last tried by another process, and not yet by this one."""

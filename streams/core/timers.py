@@ -98,6 +98,10 @@ class Timers:
         if name in self._by_name:
             self._aside.add(name)
 
+    def is_aside(self, name: str) -> bool:
+        """Check for a timer that is set aside."""
+        return name in self._aside
+
     def call_back(self, name: str) -> None:
         """Take back ``set_aside``."""
         if name in self._aside:

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaException, Producer
 from streams.errors import ConfigError
 from streams.kafka.connection import ConnectionLog
 from streams.kafka.translate import error_of
+from streams.model.partitioners import PartitionerName
 from streams.settings.sources import checked_addresses
 
 C = TypeVar("C")
@@ -45,7 +46,8 @@ RESERVED: Final[Mapping[str, str]] = {
     "enable.auto.offset.store": _EXACTLY_ONCE,
     "auto.offset.reset": "a lost position is an error; where a new partition starts is the auto_offset_reset setting",
     "enable.partition.eof": _OWN,
-    "partitioner": "keys must go to the partitions where Java clients and Spark look for them (murmur2)",
+    "partitioner": "use that of EventProducer or source.output: keys go to the partitions where Java clients and Spark "
+    "look for them (murmur2)",
     "partitioner_cb": "keys must go to the partitions where Java clients and Spark look for them (murmur2)",
     "delivery.report.only.error": _OWN,
     "allow.auto.create.topics": "topics are made by the toolkit, with the settings that they need",
@@ -85,6 +87,12 @@ _COMMON: Final[Mapping[str, object]] = {
     "socket.nagle.disable": True,
     "enable.metrics.push": False,  # else each client asks its broker which metrics it wants (KIP-714)
     "log.connection.close": False,  # brokers close idle connections, which is no news
+}
+
+_PARTITIONERS: Final[Mapping[str, str]] = {
+    "murmur2": "murmur2_random",
+    "crc32": "consistent_random",
+    "fnv1a": "fnv1a_random",
 }
 
 _PRODUCER: Final[Mapping[str, object]] = {
@@ -128,11 +136,13 @@ class ClientSettings:
         *,
         client_id: str = "kes",
         group_id: str = "",
+        partitioner: PartitionerName = "murmur2",
     ) -> None:
         self.bootstrap_servers = _addresses(bootstrap_servers)
         self.overrides: Mapping[str, object] = dict(overrides or {})
         self.client_id = client_id
         self.group_id = group_id
+        self.partitioner = partitioner
         for key in self.overrides:
             if key in RESERVED:
                 raise ConfigError(f"kafka setting {key!r} can not be overridden: {RESERVED[key]}")
@@ -151,7 +161,7 @@ class ClientSettings:
             **({} if batch_bytes is None else {"batch.size": batch_bytes}),
             "message.timeout.ms": delivery_timeout_ms,
             "enable.idempotence": True,
-            "partitioner": "murmur2_random",
+            "partitioner": _PARTITIONERS[self.partitioner],
             "delivery.report.only.error": False,
             # What is behind a batch that is refused must not overtake it (``kafka.writing.plain_producer``).
             "enable.gapless.guarantee": True,

@@ -28,13 +28,15 @@ class Places(NamedTuple):
         return self.offsets.get(("", partition)) if found is None and topic == own else found
 
 
-def places_of(texts: Iterable[str]) -> Places:
-    """Parse places. Raises ``ValueError``, which says what is wrong."""
+def places_of(texts: Iterable[str], own: str = "") -> Places:
+    """Parse places; ``own``: the source's topic, which need not be named. Raises ``ValueError``, which says what is
+    wrong."""
     offsets: dict[tuple[str, int], int] = {}
     times: dict[int, str] = {}
     for text in texts:
         if (one := _ONE.fullmatch(text)) is not None:
-            where = one["topic"] or "", int(one["partition"])
+            topic = one["topic"] or ""
+            where = "" if topic == own else topic, int(one["partition"])
             if where in offsets:
                 raise ValueError(f"{text!r} names a partition a second time")
             offsets[where] = int(one["offset"])

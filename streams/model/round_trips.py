@@ -162,8 +162,8 @@ _KINDS: Final[dict[type, type]] = {
     inspect.UUIDType: UUID,
 }
 """Values of exactly these classes come back. A type checker lets others pass, and code without types everything."""
-_READ_ALWAYS: Final = (inspect.FloatType, inspect.TimeType, inspect.RawType)
-"""A float may be a long integer, a zone's offset may have seconds, and ``Raw`` may be anything."""
+_READ_ALWAYS: Final = (inspect.FloatType, inspect.TimeType, inspect.RawType, inspect.LiteralType)
+"""A float may be a long integer, a zone's offset may have seconds, ``Raw`` may be anything, and a literal another."""
 _RULES: Final = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 
 

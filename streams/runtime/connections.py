@@ -24,6 +24,7 @@ from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.plain_producer import PlainProducer
 from streams.kafka.writing.slot import WireSlot
 from streams.model.group import Membership, TakeOver
+from streams.model.partitioners import PlaceOf
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker, in_process, wait_for
 from streams.runtime.ports import Input
@@ -48,7 +49,7 @@ class KafkaConnections:
 
     def __init__(self, config: EventSourceConfig) -> None:
         self._config = config
-        ours = {"client_id": f"{config.group_id}.{config.instance_id}", "group_id": config.group_id}
+        ours: dict[str, Any] = {"client_id": f"{config.group_id}.{config.instance_id}", "group_id": config.group_id}
         self._settings = self._source_settings = ClientSettings(
             config.bootstrap_servers, config.client_settings, **ours
         )
@@ -75,6 +76,9 @@ class KafkaConnections:
                 ProducerSettings.of(settings.bootstrap_servers, settings.client_id, self._config.client_settings)
             )
         return self._cluster
+
+    def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
+        self.cluster().partitioner_of = partitioners.get
 
     def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
         return EncodedTransaction(self.cluster(), self._config.timeouts.call_timeout_seconds, topics)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from streams.model.group import GroupMetadata, Membership, TakeOver
+from streams.model.partitioners import PlaceOf
 from streams.model.topics import TopicIdentity, TopicSpec
 from streams.records import Acknowledgement, IncomingRecord, PolledPartition, Record
 
@@ -265,6 +266,10 @@ class Connections(Protocol):
     async def in_process(self, function: Callable[..., T], *args: Any) -> T: ...
     def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
         """Make the encoder of one transaction's records, for its slot. ``topics``: the only ones that are sent to."""
+        ...
+
+    def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
+        """Place the keys of these topics by other functions than murmur2. Called before the first record."""
         ...
 
     def slot(self, transactional_id: str) -> TransactionSlot: ...

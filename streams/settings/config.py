@@ -186,7 +186,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     @property
     def start_places(self) -> Places:
         """Return ``start_at`` as places; empty: there are none."""
-        return places_of(found for text in self.start_at.split(",") if (found := text.strip()))
+        return places_of((found for text in self.start_at.split(",") if (found := text.strip())), self.topic)
 
     @property
     def source_is_elsewhere(self) -> bool:

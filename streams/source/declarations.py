@@ -93,6 +93,7 @@ class Declarations:
         made.inputs.by_topic.clear()
         made.inputs.by_topic.update(self.inputs.by_topic)
         made.outputs.by_topic.update(self.outputs.by_topic)
+        made.outputs.partitioners.update(self.outputs.partitioners)
         made.lookups.by_topic.update(self.lookups.by_topic)
         made.lifespans, made.metrics_handlers = [*self.lifespans], [*self.metrics_handlers]
         made.callbacks = {moment: [*functions] for moment, functions in self.callbacks.items()}

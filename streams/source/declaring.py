@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from streams.core.schedule import MissedRuns
+from streams.model.partitioners import Partitioner, PartitionerName
 from streams.model.topics import TopicSpec
 from streams.model.topology import Topology
 from streams.model.tracing import Tracer
@@ -21,7 +22,7 @@ from streams.settings.jobs import SchedulerConfig
 from streams.source.declarations import CallbackT, Declarations
 from streams.source.lookups import Lookup
 from streams.source.registering import by_annotation
-from streams.stores.joined import Joined, Partitioner
+from streams.stores.joined import Joined
 from streams.stores.joined_table import Update
 from streams.views.global_table import GlobalTable, make_table
 
@@ -261,7 +262,7 @@ class Declaring(Generic[StoreT]):
         ordered: bool = False,
         key_codec: Codec[K] | None = None,
         value_codec: Codec[V] | None = None,
-        partitioner: Partitioner | None = "murmur2",
+        partitioner: PartitionerName | None = "murmur2",
         engine: DiskEngine | None = None,
         on_error: Retry | None = None,
     ) -> Joined[K, V]:
@@ -349,6 +350,7 @@ class Declaring(Generic[StoreT]):
         num_partitions: int | None = None,
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
+        partitioner: Partitioner = "murmur2",
     ) -> str:
         """Declare a topic that handlers forward to. Returns its name.
 
@@ -356,10 +358,18 @@ class Declaring(Generic[StoreT]):
         one is refused, and its event meets its error policy. A start verifies partitions, replication and ``configs``
         (a topic's settings by their Kafka names) of each declared topic; what is not given is as the source's settings
         have it. A topic that is missing, or different, is an error: outputs are made by ``kes topics apply`` or
-        ``create_source``, never in silence. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a
+        ``create_source``, never in silence.
+
+        ``partitioner`` places the records of ``ctx.forward`` that have a key and name no partition: ``"murmur2"``, as
+        Java's clients do; ``"crc32"``, as librdkafka does by default; ``"fnv1a"``, as sarama and goka do; or a function
+        of the key (bytes) and the number of partitions. The function is called on the event loop, once for each key of
+        100,000 that are remembered, and gives a key the same partition each time. An event that it fails for, or gives
+        no partition to, meets its error policy. Dead letters keep the partition of their event.
+
+        Raises ``ConfigError``; ``RegistrationError`` after the start, and for a
         second declaration.
         """
-        return self._declared.outputs.declare(topic, num_partitions, replication_factor, configs)
+        return self._declared.outputs.declare(topic, num_partitions, replication_factor, configs, partitioner)
 
     @property
     def inputs(self) -> list[str]:

@@ -22,6 +22,7 @@ import msgspec
 
 from streams.errors import ConfigError, RecordRefused
 from streams.events import to_record
+from streams.model.partitioners import PARTITIONERS, PartitionerName
 from streams.model.tracing import Tracer, stamped
 from streams.records import Delivery, Output, Record, as_bytes
 from streams.runtime.bridge import Worker
@@ -44,8 +45,8 @@ _CLOSE_SECONDS: Final = 5.0
 
 
 class RecordOptions(TypedDict, total=False):
-    """Further arguments of ``send``, as those of ``EventContext.forward``: the ``key`` decides the partition (murmur2)
-    unless ``partition`` names one; ``headers`` come after the type's own; ``timestamp_ms`` is the time of sending if
+    """Further arguments of ``send``, as those of ``EventContext.forward``: the ``key`` decides the partition unless
+    ``partition`` names one; ``headers`` come after the type's own; ``timestamp_ms`` is the time of sending if
     missing."""
 
     key: str | bytes | None
@@ -60,8 +61,9 @@ class EventProducer:
     Records are idempotent (a retry makes no copy), acknowledged by all in-sync replicas, and in the order of the calls
     within each partition, also where a broker refuses a batch that is larger than the topic's ``max.message.bytes``: it
     is sent again in smaller ones, and what is behind it waits. Keys go to the partitions where event sources, Spark and
-    Kafka's Java clients look for them (murmur2). A ready ``Record`` (a tombstone, for example) may stand in place of
-    topic and event.
+    Kafka's Java clients look for them (murmur2), unless ``partitioner`` names another one: ``"crc32"``, as librdkafka
+    does by default, or ``"fnv1a"``, as sarama and goka do, for topics that no event source reads. A ready ``Record`` (a
+    tombstone, for example) may stand in place of topic and event.
 
     ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``) and ``client_settings`` are as those of
     ``EventSourceConfig``. ``max_queued_records``: records sent and not acknowledged; beyond that calls wait.
@@ -82,13 +84,20 @@ class EventProducer:
         max_queued_records: int = 100_000,
         delivery_timeout_seconds: float = 120.0,
         transaction_timeout_seconds: float = 60.0,
+        partitioner: PartitionerName = "murmur2",
     ) -> None:
         from streams.kafka.settings import ClientSettings
 
+        if partitioner not in PARTITIONERS:
+            raise ConfigError(
+                f"partitioner of EventProducer is {partitioner!r}; it must be one of {', '.join(PARTITIONERS)}. What "
+                "another function chooses is given as the partition= of each record"
+            )
         self._settings = ClientSettings(
             sources.bootstrap_servers(bootstrap_servers),
             sources.joined_client_settings(client_settings),
             client_id="kes-producer",
+            partitioner=partitioner,
         )
         if type(max_queued_records) is not int or max_queued_records < 1:
             raise ConfigError(f"max_queued_records is {max_queued_records!r}; it must be a whole number, 1 or more")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 from streams.codecs import codec_for
 from streams.core.router import Route, check_callable
 from streams.errors import ConfigError, RegistrationError
+from streams.model.partitioners import PartitionerName
 from streams.model.topics import InputSpec
 from streams.outcomes import Retry
 from streams.protocols import Codec, DiskEngine
@@ -16,7 +17,7 @@ from streams.records import TYPE_HEADER
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import JoinKind, keep_row, with_update
 from streams.source.registry import Registry
-from streams.stores.joined import Joined, Partitioner
+from streams.stores.joined import Joined
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -37,7 +38,7 @@ class DeclaredJoins:
         codecs: tuple[Codec[K] | None, Codec[V] | None],
         *,
         ordered: bool,
-        partitioner: Partitioner | None,
+        partitioner: PartitionerName | None,
         engine: DiskEngine | None,
         on_error: Retry | None,
     ) -> Joined[K, V]:
@@ -51,7 +52,7 @@ class DeclaredJoins:
                 f"{what}: the source's topic is on another cluster (source_bootstrap_servers); joined tables are where "
                 "the group is, with all inputs"
             )
-        names = get_args(Partitioner)
+        names = get_args(PartitionerName)
         if partitioner is not None and partitioner not in names:
             raise ConfigError(
                 f"partitioner of {what} is {partitioner!r}; it must be one of {', '.join(names)}, or None"

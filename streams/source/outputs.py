@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streams.errors import ConfigError, RegistrationError
+from streams.model.partitioners import Partitioner, PlaceOf, checked
 from streams.model.topics import TopicSpec
 from streams.runtime import source_topics
 from streams.sak.numbers import is_whole
@@ -18,6 +19,8 @@ class DeclaredOutputs:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.by_topic: dict[str, TopicSpec] = {}
+        self.partitioners: dict[str, PlaceOf] = {}
+        """Of the topics whose keys are not placed by murmur2."""
 
     def declare(
         self,
@@ -25,6 +28,7 @@ class DeclaredOutputs:
         num_partitions: int | None,
         replication_factor: int | None,
         configs: Mapping[str, str] | None,
+        partitioner: Partitioner,
     ) -> str:
         """See ``EventSource.output``."""
         self._registry.check_declarable("output", topic, "it needs no declaration as output")
@@ -34,12 +38,15 @@ class DeclaredOutputs:
         for name, value in (("num_partitions", num_partitions), ("replication_factor", replication_factor)):
             if value is not None and (not is_whole(value) or value < 1):
                 raise ConfigError(f"{name} {what} is {value!r}; it must be a whole number, 1 or more")
+        place_of = checked(partitioner, f"partitioner {what}")
         given: Mapping[Any, Any] = configs or {}  # whatever it is
         for name, setting in given.items():
             if not isinstance(name, str) or not isinstance(setting, str):
                 raise ConfigError(f"configs {what} has {name!r}: {setting!r}; names and settings are texts, as Kafka's")
         config = self._registry.config
         self.by_topic[topic] = source_topics.spec(config, topic, num_partitions, replication_factor, configs)
+        if partitioner != "murmur2":
+            self.partitioners[topic] = place_of
         return topic
 
     @property

@@ -282,6 +282,7 @@ class SourceRun:
 
         declared = self._declared
         limit = getattr(connections, "message_limit", 1_000_000)
+        connections.place_by(declared.outputs.partitioners)
         engine = self.engine = Engine(
             config,
             declared.router,

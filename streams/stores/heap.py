@@ -37,12 +37,26 @@ class Heap(NamedTable[K, V], Generic[K, V]):
         expires: timedelta | float | None = None,
         key_codec: Codec[Key] | None = None,
         value_codec: Codec[Value] | None = None,
+        checked: bool = False,
+        on_unreadable: Callable[[Key, bytes], Value | None] | None = None,
         name: str | None = None,
     ) -> Declared[Heap[Key, Value]]:
         """Declare a heap in the body of a ``Stores`` class. ``priority`` is an index over the values, such as
         ``Index(int, lambda job: job.due_ms)``; the rest as in ``NamedTable.of``. Raises ``ConfigError``."""
         index = {_PRIORITY: Index(priority.type_, _never_none(priority.of), unique=priority.unique)}
-        plan = plan_of(key, value, False, index, expires, 1, None, key_codec, value_codec)
+        plan = plan_of(
+            key,
+            value,
+            False,
+            index,
+            expires,
+            1,
+            None,
+            key_codec,
+            value_codec,
+            checked=checked,
+            on_unreadable=on_unreadable,
+        )
         return Declared(lambda home, found, prefix: Heap(home, found, prefix, plan), name)
 
     def min(self) -> tuple[K, V] | None:

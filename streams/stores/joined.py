@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Generic, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import DecodeError, TopicError
+from streams.model.partitioners import PARTITIONERS, PartitionerName
 from streams.model.reasons import reason
 from streams.model.shortcuts import encoder_of
 from streams.protocols import Codec, DiskEngine
 from streams.records import IncomingRecord, Record
-from streams.sak.murmur2 import partition_of
 from streams.stores.joined_on_disk import rows_in
 from streams.stores.joined_table import JoinedRow, JoinedTable
 from streams.stores.memory import HashEngine
@@ -20,27 +19,6 @@ from streams.stores.ordered import OrderedEngine
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-Partitioner = Literal["murmur2", "crc32", "fnv1a"]
-
-
-def _crc32(key: bytes, partitions: int) -> int:
-    return zlib.crc32(key) % partitions
-
-
-def _fnv1a(key: bytes, partitions: int) -> int:
-    """Place as the hashing of Go's clients does (sarama, and so goka): FNV-1a, as a signed number."""
-    number = 0x811C9DC5
-    for byte in key:
-        number = (number ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return abs(number - (1 << 32) if number >> 31 else number) % partitions
-
-
-PARTITIONERS: Final[Mapping[str, Callable[[bytes, int], int]]] = {
-    "murmur2": partition_of,
-    "crc32": _crc32,
-    "fnv1a": _fnv1a,
-}
 
 
 class Joined(Generic[K, V]):
@@ -53,7 +31,7 @@ class Joined(Generic[K, V]):
         *,
         partitions: int,
         ordered: bool = False,
-        partitioner: Partitioner | None = "murmur2",
+        partitioner: PartitionerName | None = "murmur2",
         engine: DiskEngine | None = None,
     ) -> None:
         self.topic = topic

@@ -17,7 +17,7 @@ from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_vers
 from streams.stores.indexes import Index, TableIndex, shown
 from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
 from streams.stores.table import Table, values_codec
-from streams.stores.table_fields import ABSENT, OnUnreadable
+from streams.stores.table_fields import ABSENT, OnUnreadable, mended_by
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -64,7 +64,7 @@ class NamedTable(Table[K, V], Generic[K, V]):
         derived: list[Derived] = [*self._indexes.values(), *([] if self._expiry is None else [self._expiry.order])]
         engine = home.engine_of(prefix, ordered=plan.ordered)
         super().__init__(home.partition, DerivingEngine(engine, derived) if derived else engine, keys, values)
-        self._on_unreadable = plan.on_unreadable
+        self._mended = mended_by(home.partition, plan.on_unreadable)
 
     @staticmethod
     def of(
@@ -197,9 +197,9 @@ class NamedTable(Table[K, V], Generic[K, V]):
         try:
             return self._values.decode(data)
         except DecodeError:
-            if self._on_unreadable is None:
+            if self._mended is None:
                 raise
-            return cast("V | None", self._on_unreadable(self._decode_key(key), data))
+            return cast("V | None", self._mended.function(self._decode_key(key), data))
 
     def _expire(self, key: bytes) -> None:
         self._delete(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
-from streams.codecs import codec_for, str_codec
+from streams.codecs import str_codec
 from streams.errors import DecodeError, StoreError
 from streams.model.shortcuts import encoder_of
 from streams.protocols import Codec, DiskEngine
@@ -15,6 +15,8 @@ from streams.stores.journalled import JournalledBytes
 from streams.stores.layered import LayeredEngine
 from streams.stores.layered_bytes import DiskStoreFactory, LayeredBytes
 from streams.stores.ordered import OrderedEngine
+from streams.stores.table import values_codec
+from streams.stores.table_fields import OnUnreadable, mended_by
 
 T = TypeVar("T")
 Item = TypeVar("Item")  # of `factory`, which is called on the bare class
@@ -34,9 +36,11 @@ class SimpleStore(JournalledBytes, Generic[T]):
         codec: Codec[T],
         key_of: Callable[[T], str],
         engine: OrderedKeyValueEngine | None = None,
+        on_unreadable: OnUnreadable | None = None,
     ) -> None:
         super().__init__(partition, OrderedEngine() if engine is None else engine)
         self._codec, self._encode = codec, encoder_of(codec)
+        self._mended = mended_by(partition, on_unreadable)
         self._key_of = key_of
 
     @staticmethod
@@ -46,13 +50,18 @@ class SimpleStore(JournalledBytes, Generic[T]):
         key: Callable[[Item], str],
         codec: Codec[Item] | None = None,
         engine: DiskEngine | None = None,
+        checked: bool = False,
+        on_unreadable: Callable[[str, bytes], Item | None] | None = None,
     ) -> Callable[[TopicPartition], SimpleStore[Item]]:
         """Return a factory of empty stores, one per partition. ``key`` takes the key from an item; ``engine`` keeps the
-        state on disk, as in ``Table.factory``. Raises ``ConfigError``."""
-        chosen: Codec[Item] = codec_for(item) if codec is None else codec
+        state on disk, ``checked`` and ``on_unreadable`` are about items that do not come back, as in ``Table.factory``.
+        Raises ``ConfigError``."""
+        chosen: Codec[Item] = values_codec(item, codec, checked=checked, on_unreadable=on_unreadable)
         if engine is not None:
-            return DiskStoreFactory(engine, lambda partition: DiskSimpleStore(partition, engine, chosen, key))
-        return lambda partition: SimpleStore(partition, chosen, key)
+            return DiskStoreFactory(
+                engine, lambda partition: DiskSimpleStore(partition, engine, chosen, key, on_unreadable)
+            )
+        return lambda partition: SimpleStore(partition, chosen, key, on_unreadable=on_unreadable)
 
     def get(self, key: str) -> T | None:
         """The item under ``key``, decoded anew, or ``None``."""
@@ -95,20 +104,26 @@ class SimpleStore(JournalledBytes, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """All items in the order of their keys; the store may be written to meanwhile, as ``Table`` describes."""
         for key, data in self._scan(self._engine.items()):
-            yield self._decoded(key, data)
+            if (item := self._decoded(key, data)) is not None:
+                yield item
 
     def prefix(self, prefix: str, *, reverse: bool = False) -> Iterator[T]:
         """The items whose keys start with ``prefix``, in order."""
         low = self._encode_key(prefix)
         engine = cast(OrderedKeyValueEngine, self._engine)
         for key, data in self._scan(engine.range(low, after_prefix(low), reverse=reverse)):
-            yield self._decoded(key, data)
+            if (item := self._decoded(key, data)) is not None:
+                yield item
 
-    def _decoded(self, key: bytes, data: bytes) -> T:
+    def _decoded(self, key: bytes, data: bytes) -> T | None:
+        """Decode an item, or return what stands in its place; ``None``: nothing does."""
         try:
             return self._codec.decode(data)
         except DecodeError as error:
-            raise self._unreadable(key.decode(errors="replace"), error) from error
+            name = key.decode(errors="replace")
+            if self._mended is None:
+                raise self._unreadable(name, error) from error
+            return cast("T | None", self._mended.value(name, data, error, name))
 
     def _encode_key(self, key: str) -> bytes:
         if key is None:
@@ -121,8 +136,13 @@ class DiskSimpleStore(LayeredBytes, SimpleStore[T]):
     ``previous`` of its ``Change`` is ``UNREAD``."""
 
     def __init__(
-        self, partition: TopicPartition, disk: DiskEngine, codec: Codec[T], key_of: Callable[[T], str]
+        self,
+        partition: TopicPartition,
+        disk: DiskEngine,
+        codec: Codec[T],
+        key_of: Callable[[T], str],
+        on_unreadable: OnUnreadable | None = None,
     ) -> None:
         self._layers = LayeredEngine()
-        super().__init__(partition, codec, key_of, self._layers)
+        super().__init__(partition, codec, key_of, self._layers, on_unreadable)
         self.disk = disk

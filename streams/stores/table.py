@@ -16,7 +16,7 @@ from streams.stores.layered_bytes import DiskStoreFactory, LayeredBytes
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
 from streams.stores.read_table import ReadTable
-from streams.stores.table_fields import JournalledFields, OnUnreadable, TableFields
+from streams.stores.table_fields import JournalledFields, OnUnreadable, TableFields, mended_by
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -111,7 +111,7 @@ T = TypeVar("T", bound=TableFields)
 
 
 def _mending(table: T, on_unreadable: OnUnreadable | None) -> T:
-    table._on_unreadable = on_unreadable
+    table._mended = mended_by(table.partition, on_unreadable)
     return table
 
 

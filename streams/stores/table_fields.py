@@ -24,6 +24,34 @@ OnUnreadable = Callable[[Any, bytes], Any]
 read goes on as if the key were not there."""
 
 
+class Mended:
+    """The values of one store that cannot be read, and ``function``, which gives others in their place. Counts and logs
+    them."""
+
+    def __init__(self, partition: TopicPartition, function: OnUnreadable) -> None:
+        self.function = function
+        self._partition, self._count = partition, 0
+
+    def value(self, key: object, data: bytes, error: DecodeError, name: object) -> Any:
+        """Return the value in place of this one, or ``None``. ``name``: the key, as the whole store has it."""
+        found = self.function(key, data)
+        self._count += 1
+        if not self._count & (self._count - 1):  # the 1st, 2nd, 4th, 8th ...
+            _log.warning(
+                "the state of %s: %d values could not be read, on_unreadable has got them; the last: key %s: %s",
+                self._partition,
+                self._count,
+                harmless(repr(name))[:80],
+                error,
+            )
+        return found
+
+
+def mended_by(partition: TopicPartition, function: OnUnreadable | None) -> Mended | None:
+    """Return what stands in for values of this partition; ``None``: nothing does, a read fails."""
+    return None if function is None else Mended(partition, function)
+
+
 class TableFields(StoredBytes):
     """The base of ``ReadTable``, beneath the leaf that has ``get`` and ``put``."""
 
@@ -38,7 +66,6 @@ class TableFields(StoredBytes):
         "_key_codec",
         "_kinds",
         "_mended",
-        "_on_unreadable",
         "_value_class",
     )
 
@@ -54,8 +81,7 @@ class TableFields(StoredBytes):
         self._bare_encode_key = bare_encoder(key_codec)
         self._bare_decode_value = bare_decoder(value_codec)
         self._bare_encode_value, self._value_class, self._kinds = shortcut_of(value_codec)
-        self._on_unreadable: OnUnreadable | None = None
-        self._mended = 0
+        self._mended: Mended | None = None
 
     @property
     def layout(self) -> str:
@@ -68,18 +94,9 @@ class TableFields(StoredBytes):
         try:
             return self._decode_value(data)
         except DecodeError as error:
-            if self._on_unreadable is None:
+            if self._mended is None:
                 raise self._unreadable(self._key_in_store(key), error) from error
-            found = self._on_unreadable(key, data)
-            self._mended += 1
-            if not self._mended & (self._mended - 1):  # the 1st, 2nd, 4th, 8th ...
-                _log.warning(
-                    "the state of %s: %d values could not be read, on_unreadable has got them; the last: key %s: %s",
-                    self.partition,
-                    self._mended,
-                    harmless(repr(self._key_in_store(key)))[:80],
-                    error,
-                )
+            found = self._mended.value(key, data, error, self._key_in_store(key))
             return default if found is None else found
 
     def _key_in_store(self, key: Any) -> Any:

@@ -15,7 +15,8 @@ from streams.stores.derived import DerivingEngine, Ranking, sort_key_of, start_o
 from streams.stores.framed import PrefixedCodec
 from streams.stores.named_table import milliseconds
 from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
-from streams.stores.table import Table
+from streams.stores.table import Table, values_codec
+from streams.stores.table_fields import OnUnreadable, mended_by
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -66,6 +67,7 @@ class _Plan(NamedTuple):
     on_close: Callable[[Any, Any, Window, Any], None] | None
     late: Any
     on_error: Retry | None
+    on_unreadable: OnUnreadable | None
 
 
 class Windows(Generic[K, V, E]):
@@ -91,9 +93,15 @@ class Windows(Generic[K, V, E]):
         engine = DerivingEngine(home.engine_of(prefix, ordered=True), [self._order])
         self._table: Table[tuple[bytes, int, int], V] = Table(home.partition, engine, self._codec, plan.values)
         self._table._key_in_store = self._key_in_store  # type: ignore[method-assign]
+        self._table._mended = mended_by(home.partition, None if plan.on_unreadable is None else self._mend)
 
     def _key_in_store(self, key: Any) -> Any:
         return self._name, (self._keys.decode(key[0]), *key[1:])
+
+    def _mend(self, row: tuple[bytes, int, int], data: bytes) -> Any:
+        key, start_ms, end_ms = row
+        assert self._plan.on_unreadable is not None
+        return self._plan.on_unreadable((self._keys.decode(key), Window(start_ms, end_ms)), data)
 
     @property
     def table(self) -> Table[tuple[bytes, int, int], V]:
@@ -114,6 +122,8 @@ class Windows(Generic[K, V, E]):
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
         on_error: Retry | None = None,
+        checked: bool = False,
+        on_unreadable: Callable[[tuple[Key, Window], bytes], Value | None] | None = None,
         name: str | None = None,
     ) -> Declared[Windows[Key, Value, Item]]:
         """Declare windows of one size, one behind the other from the epoch on. ``add`` makes the new value of the old
@@ -129,6 +139,8 @@ class Windows(Generic[K, V, E]):
             on_close=on_close,
             late=late,
             on_error=on_error,
+            checked=checked,
+            on_unreadable=on_unreadable,
             name=name,
         )
 
@@ -145,6 +157,8 @@ class Windows(Generic[K, V, E]):
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
         on_error: Retry | None = None,
+        checked: bool = False,
+        on_unreadable: Callable[[tuple[Key, Window], bytes], Value | None] | None = None,
         name: str | None = None,
     ) -> Declared[Windows[Key, Value, Item]]:
         """Declare windows of one size that begin every ``advance``, so that an item is in several of them."""
@@ -152,7 +166,8 @@ class Windows(Generic[K, V, E]):
         if not advance_ms <= size_ms <= MOST_WINDOWS * advance_ms:
             raise ConfigError(f"advance is {advance!r}, size {size!r}; an item is in 1 to {MOST_WINDOWS} windows")
         shape = _shape(size_ms, advance_ms, grace, keep, is_session=False)
-        return _declared(key, value, shape, add, None, on_close, late, on_error, name)
+        values = values_codec(value, None, checked=checked, on_unreadable=on_unreadable)
+        return _declared(key, values, shape, add, None, on_close, late, on_error, on_unreadable, name)
 
     @staticmethod
     def session(
@@ -167,6 +182,8 @@ class Windows(Generic[K, V, E]):
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
         on_error: Retry | None = None,
+        checked: bool = False,
+        on_unreadable: Callable[[tuple[Key, Window], bytes], Value | None] | None = None,
         name: str | None = None,
     ) -> Declared[Windows[Key, Value, Item]]:
         """Declare sessions: items of a key, none of which comes ``gap`` or more after the one before. ``merge`` makes
@@ -176,13 +193,14 @@ class Windows(Generic[K, V, E]):
             raise ConfigError(f"merge is {merge!r}; give a function of two values")
         return _declared(
             key,
-            value,
+            values_codec(value, None, checked=checked, on_unreadable=on_unreadable),
             _shape(gap_ms, gap_ms, grace, keep, is_session=True),
             add,
             merge,
             on_close,
             late,
             on_error,
+            on_unreadable,
             name,
         )
 
@@ -292,7 +310,9 @@ class Windows(Generic[K, V, E]):
         key, start_ms, end_ms = self._codec.decode(key_bytes)
 
         def report(ctx: Any) -> None:
-            on_close(ctx, self._keys.decode(key), Window(start_ms, end_ms), self.decode_value(value))
+            found = self._table._decoded_value(value, (key, start_ms, end_ms), None)
+            if found is not None:  # else ``on_unreadable`` leaves the window out
+                on_close(ctx, self._keys.decode(key), Window(start_ms, end_ms), found)
 
         home = self._home
         if home.timekeeper is None:
@@ -346,13 +366,14 @@ def _shape(
 
 def _declared(
     key: Any,
-    value: Any,
+    values: Codec[Any],
     shape: _Shape,
     add: Any,
     merge: Any,
     on_close: Any,
     late: Any,
     on_error: Any,
+    on_unreadable: OnUnreadable | None,
     name: str | None,
 ) -> Declared[Any]:
     for what, function in (("add", add), ("on_close", on_close or add)):
@@ -366,5 +387,5 @@ def _declared(
         raise ConfigError(
             "on_error of a window parks a key, and a window is no event of one: use STOP, SKIP, DEAD_LETTER"
         )
-    plan = _Plan(shape, codec_for(key), codec_for(value), add, merge, on_close, late, on_error)
+    plan = _Plan(shape, codec_for(key), values, add, merge, on_close, late, on_error, on_unreadable)
     return Declared(lambda home, found, prefix: Windows(home, found, prefix, plan), name)

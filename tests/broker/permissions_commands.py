@@ -17,12 +17,13 @@ from tests.broker.permissions_kit import (
 command("lag", rights=["Describe topic SOURCE", "Describe group GROUP"], behind=1)
 command("group", rights=["Describe group GROUP"], behind=1)
 commands(
-    "`kes state ls`, `get`, `scan`, `export`, `diff`",
+    "`kes state ls`, `get`, `scan`, `export`, `diff`, `verify --what changelog`",
     "state ls",
     "state get a",
     "state scan",
     "state export FILE",
     "state diff changelog changelog",
+    "state verify --what changelog --decode",
     rights=["Read topic CHANGELOG"],
 )
 commands("`kes dlq list`, `show`", "dlq list", "dlq show 0@0", rights=["Read topic DEAD_LETTERS"])

@@ -81,10 +81,11 @@ def test_the_brokers_range(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("session_ms", [SESSION_MS])
-def test_a_running_group_of_another_program_is_refused_by_name(desk: Desk) -> None:
+@pytest.mark.parametrize("settings", [{"partition.assignment.strategy": "range"}, {"group.protocol": "consumer"}])
+def test_a_running_group_of_another_program_is_refused_by_name(desk: Desk, settings: dict[str, str]) -> None:
     """Kafka would convert the group (group.consumer.migration.policy)."""
     place = {"bootstrap.servers": desk.servers, "group.id": desk.group, "client.id": "stranger", "log_level": 0}
-    there = Consumer({**place, "partition.assignment.strategy": "range"})
+    there = Consumer({**place, **settings})
     there.subscribe([desk.topic])
     until(lambda: there.poll(0.05) is None and len(there.assignment()) == PARTITIONS, "it is not assigned")
     error = desk.seat("a").fatal()

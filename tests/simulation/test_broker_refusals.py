@@ -41,6 +41,18 @@ async def a_group_of_another_program_is_refused_by_name(asker: Asker, group: Sha
     assert "ConsumerGroupHeartbeat" not in member.machine.sent
 
 
+async def a_program_that_speaks_the_brokers_protocol_itself_is_refused_by_name(
+    asker: Asker, group: SharedGroup
+) -> None:
+    group.foreign = [("java", "q8L1hZ0mT3eR5yW7uQ2kXA")]
+    member = BrokerMember(asker, "a")
+    await until(member.is_fatal)
+    assert "(java at )" in str(fatal(member))
+    assert "ConsumerGroupHeartbeat" not in member.machine.sent
+    group.foreign = [("b", "5cbd5f3b-8f68-4a53-b1b7-f2d0d6a1b7a9")]  # a member of a release before
+    await shared(BrokerMember(asker, "c"))
+
+
 async def what_a_stopped_program_left_is_waited_out(asker: Asker, group: SharedGroup) -> None:
     group.classic = "range"
     member = BrokerMember(asker, "a")

@@ -15,10 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.errors import BrokerUnavailable, ConfigError, LogDamaged, OffsetError, StreamsError, TopicError
+from streams.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    DecodeError,
+    LogDamaged,
+    OffsetError,
+    StreamsError,
+    TopicError,
+)
 from streams.kafka.reading import record_decoder
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.topic_questions import topic_id_text
+from streams.kafka.writing.rows import row, varint
 from streams.records import TopicPartition
 from streams.spark import kafka
 from streams.spark.reading import kept, reader
@@ -151,6 +160,18 @@ def test_rows_before_damage_are_given(brokers: LogBrokers) -> None:
     reading = batches(span(0, 13), options(brokers))
     assert next(reading)["offset"].to_pylist() == [*range(12)]
     with pytest.raises(LogDamaged, match=r"t\[0\]@12: the record batch cannot be read: its checksum is wrong"):
+        next(reading)
+
+
+def test_headers_that_make_no_sense_are_damage_and_a_time_that_no_column_holds_is_named(brokers: LogBrokers) -> None:
+    log, record = brokers.logs[0], row(0, 0, b"k", b"v", b"\6\1")
+    log.append([Row(timestamp_ms=10**6 * START_MS)])
+    reading = batches(span(0, 13), options(brokers))
+    with pytest.raises(DecodeError, match=r"t\[0\]@12: its time is 1700000000000000000 ms since 1970, which no column"):
+        next(reading)
+    log.put(Stored(13, 14, -1, False, framed(13, varint(len(record)) + record, 1)))
+    reading = batches(span(0, 14), options(brokers, types="A"))
+    with pytest.raises(LogDamaged, match=r"t\[0\]@13: the record batch cannot be read: a header has no name"):
         next(reading)
 
 

@@ -278,6 +278,8 @@ class Connections:
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
         return await in_process(function, *args)
 
+    def place_by(self, partitioners: Mapping[str, Any]) -> None: ...
+
     def records(self, topics: Collection[str] | None = None) -> Records:
         return Records()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from streams.errors import ConfigError, OffsetError
 from streams.model.places import EARLIEST, LATEST, Places, places_of, shown_place
 from streams.records import IncomingRecord
 from streams.runtime.changelog import BEGIN_FORMAT, BEGIN_KEY, BeginRecord, decode_begin
+from streams.runtime.ownership.beginnings import Beginnings
 from streams.testing import TestDriver
 from streams.testing.driver import START_TIME
 from tests.unit.driver_kit import OUT, build, config, totals
@@ -48,12 +50,13 @@ def test_places_are_read(texts: list[str], offsets: dict[tuple[str, int], int], 
         (["2025-11-20T12:00"], "has no time zone"),
         (["0001-01-01T00:00Z"], "before 1971"),
         (["3@1", "3@2"], "a second time"),
+        (["0@1", "added:0@2"], "a second time"),
         (["earliest", "latest"], "two places for all partitions"),
     ],
 )
 def test_what_is_no_place_is_refused(texts: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        places_of(texts)
+        places_of(texts, "added")
     with pytest.raises(ConfigError, match=f"start_at: .*{said}"):
         build(start_at=", ".join(texts))
 
@@ -124,6 +127,32 @@ async def _pass(seconds: float) -> None:
     from streams.testing.simulation.virtual_time import elapse
 
     await elapse(seconds)
+
+
+class Growing:
+    """A log that gets a record right after it was asked for one."""
+
+    end = 5
+
+    def offset_of_time(self, *_: Any) -> None:
+        self.end += 1
+
+    def stable_end(self, *_: Any) -> int:
+        return self.end
+
+
+async def test_a_record_that_comes_while_its_place_is_looked_up_is_not_passed() -> None:
+    async def call(function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    member: Any = SimpleNamespace(
+        config=config(start_at="2023-11-14T22:13:30Z"), further_inputs=(), source_log=Growing(), now=lambda: 0.0,
+        wall_ms=lambda: int(START_TIME + 99) * 1000,
+    )  # fmt: skip
+    worker: Any = SimpleNamespace(started_at={}, partition=0)
+    source: Any = SimpleNamespace(call=call)
+    await Beginnings(member, source).find(worker, None, {"added": (0, 5)})
+    assert worker.started_at == {"added": 5}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import EventSource, EventSourceConfig, NamedTable, Stores
+from streams import EventSource, EventSourceConfig, NamedTable, SimpleStore, Stores
 from streams.cli import state_files, state_sources, state_writing
 from streams.runtime.changelog import JOIN_PREFIX
 from streams.runtime.keeping.folders import folder as folder_module
@@ -112,6 +112,26 @@ async def test_folders_are_verified(shell: Shell, kind: str) -> None:
     assert "checksum" in (await shell("verify", code=1)).out or is_database
     (shell.place / "0" / "mark").write_bytes(b"x")
     assert "mark" in (await shell.data("verify", code=1))[0]["problem"]
+
+
+class Longer(msgspec.Struct):
+    """What the next release makes of ``Named``."""
+
+    name: str
+    place: str
+
+
+async def test_values_that_this_release_cannot_read_are_named(shell: Shell) -> None:
+    await at_work(shell, STORES["SimpleStore"])
+    await shell.kept.bench.stop()
+    (intact, decoded) = await shell.data("verify", "--decode")
+    assert (intact["problem"], decoded["name"], decoded["problem"]) == ("", "4 entries", "")
+    shell.kept.make(SimpleStore.factory(Longer, key=lambda item: item.name))
+    assert [row["problem"] for row in await shell.data("verify")] == [""]
+    (_, ada, *_, whole) = await shell.data("verify", "--decode", code=1)
+    assert (ada["name"], whole["problem"]) == ("key ada", "4 of 4 entries cannot be read")
+    assert "missing required field `place`" in ada["problem"]
+    assert "use folder or snapshots" in (await shell("verify", "--what", "changelog", code=2)).words
 
 
 async def test_snapshots_by_hand(shell: Shell) -> None:

@@ -156,6 +156,20 @@ def test_an_event_that_ends_its_process_is_not_tried_at_once_by_the_next() -> No
             assert (trap.sprung, driver.members) == (deaths, [])
 
 
+def test_it_is_noted_first_also_where_further_events_of_its_key_come_at_once() -> None:
+    bank = Bank()
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1, 2)
+        driver.leave()
+        trap = driver.at("handler.before", driver.crash, times=9)
+        for number in (3, 4):
+            driver.send(Add(number), key="a", wait=False)
+            driver.restart()
+            driver.advance(10)
+        assert (trap.sprung, len(driver.members)) == (1, 1)
+
+
 def test_what_a_broker_refuses_of_a_head_is_the_heads_failure() -> None:
     bank = Bank()
     bank.broken = {1}

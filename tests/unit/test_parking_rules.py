@@ -131,6 +131,15 @@ def test_a_queue_without_key_goes_alone() -> None:
     assert (list(parked.keys), parked.events) == ([b"a"], 1)
 
 
+def test_a_key_that_is_parked_again_has_a_head_of_another_origin() -> None:
+    """Else it would meet what is known of the head before it, whose failure outlives restarts."""
+    parked = parked_with(b"k")
+    before = queue_of(parked, b"k").origin
+    parked.apply(queue_of(parked, b"k").left("me", 1))
+    parked.apply(parked.begun(record(7), "me", 1, 5000, "error", "handler", 100, 512))
+    assert queue_of(parked, b"k").origin != before
+
+
 def test_broken_records_are_refused() -> None:
     name = queue_name(b"k")
     head = QueueRecord.of(name, 5, QueueState(0, 1, 3, 1))
@@ -163,6 +172,7 @@ def test_a_timer_that_is_set_aside_does_not_come_first() -> None:
     timers = Timers([Timer("a", 1, "T", b""), Timer("b", 2, "T", b"")])
     timers.set_aside("a")
     timers.set_aside("unknown")
+    assert [timers.is_aside(name) for name in ("a", "b", "unknown")] == [True, False, False]
     assert timers.first() == timers.get("b")
     timers.call_back("b")
     timers.call_back("a")

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from streams.codecs import JsonCodec, TupleCodec
 from streams.disk import SQLite
 from streams.errors import ConfigError, DecodeError, StateUnreadable, StoreError
 from streams.records import Change
-from streams.stores import Index, LateItem, NamedTable, Stores, Table, Window, Windows
+from streams.stores import Heap, Index, LateItem, NamedTable, SimpleStore, Stores, Table, Window, Windows
 from streams.stores.framed import FRAME
 from streams.stores.structured import MOST_AT_ONCE, TIME_KEY, mark_of
 from tests.unit.structures_kit import HERE, Order, at, entries, loaded
@@ -233,6 +234,48 @@ def test_a_value_that_cannot_be_read_is_what_a_function_makes_of_it(caplog: pyte
             table.get("a")
     with pytest.raises(ConfigError, match=r"on_unreadable is 'fail'; give a function of a key"):
         Table.factory(key=str, value=Order, on_unreadable="fail")  # type: ignore[arg-type]
+
+
+def test_so_it_is_in_heaps_windows_and_simple_stores() -> None:
+    asked: list[Any] = []
+
+    def mended(key: Any, data: bytes) -> int | None:
+        asked.append(key)
+        return 7 if data == b"seven" else None
+
+    def told(ctx: Any, key: str, window: Window, value: int) -> None:
+        asked.append((key, value))
+
+    class Mending(Stores):
+        heap = Heap.of(
+            str, int, priority=Index(int, lambda value: value), value_codec=JsonCodec(int), on_unreadable=mended
+        )
+        win = Windows.tumbling(
+            str, int, size=10, add=lambda old, item: (old or 0) + 1, on_close=told, on_unreadable=mended
+        )
+
+    class Strict(Stores):
+        win = Windows.tumbling(str, int, size=10, add=lambda old, item: (old or 0) + 1, on_close=told)
+
+    state = {b"\xfeheap\x00a": b"seven", b"\xfeheap\x00b": b"spoilt", b"\xfeheap\x00c": b"9"}
+    row = TupleCodec(bytes, int, int)
+    state |= {b"\xfewin\x00" + row.encode((key, 0, 10_000)): b"seven" for key in (b"x", b"y")}
+    state[b"\xfewin\x00" + row.encode((b"y", 0, 10_000))] = b"spoilt"
+    store = loaded(Mending.factory(), state)
+    assert [*store.heap.ascending()] == [("a", 7), ("c", 9)]
+    window = Window(0, 10_000)
+    assert (store.win.get("x", window), store.win.get("y", window)) == (7, None)
+    asked.clear()
+    at(store, 30)
+    assert asked == [("x", window), ("x", 7), ("y", window)], "it closes, and what is left out is not reported"
+    strict = loaded(Strict.factory(), {key: value for key, value in state.items() if b"win" in key})
+    with pytest.raises(StateUnreadable, match=r"kes state"):
+        at(strict, 30)
+    for engine in (None, SQLite()):
+        simple = SimpleStore.factory(int, key=str, codec=JsonCodec(int), engine=engine, on_unreadable=mended)(HERE)
+        for key in (b"a", b"b"):
+            simple.receive_change(Change(key, b"seven" if key == b"a" else b"spoilt"))
+        assert (simple.get("a"), simple.get("b"), [*simple], [*simple.prefix("b")]) == (7, None, [7], [])
 
 
 def test_a_new_field_is_refused_by_a_class_that_forbids_what_it_does_not_know() -> None:

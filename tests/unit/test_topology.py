@@ -18,6 +18,7 @@ from streams import (
     event_type,
 )
 from streams.errors import ConfigError, EventFailure, RegistrationError, StreamsError
+from streams.model.partitioners import PARTITIONERS
 from streams.model.topology import Topology, TopologyHandler, TopologyTopic
 from streams.testing import TestDriver
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of, spec
@@ -80,13 +81,14 @@ def test_a_declaration_after_the_start_is_refused() -> None:
 def test_a_copy_of_declarations_is_open_and_apart() -> None:
     """Members of a ``TestDriver`` stand on copies of what a source declares, whether it runs or not."""
     source = source_of()
-    source.output("there")
+    source.output("there", partitioner="fnv1a")
     source.input("more")
     declared = source._declared
     declared.router.freeze()
     copied = declared.copy()
     assert copied.topology == declared.topology
-    copied.outputs.declare("own", None, None, None)
+    assert copied.outputs.partitioners == declared.outputs.partitioners == {"there": PARTITIONERS["fnv1a"]}
+    copied.outputs.declare("own", None, None, None, "crc32")
     copied.inputs.declare("other", None, None)
     copied.handlers.schedule(
         lambda ctx: None, every=1.0, jitter=0.0, missed=MissedRuns.SKIP, on_error=None, blocking=False

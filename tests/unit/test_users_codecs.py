@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any, Literal, cast
+from enum import Enum
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from streams.errors import EncodeError
 from streams.model.round_trips import everything_read_back
 from streams.model.shortcuts import encoder_of
 from streams.records import TopicPartition
+from streams.stores import Heap, Index, SimpleStore, Stores, Windows
 
 
 class Renames:
@@ -94,8 +96,12 @@ def test_a_codec_that_only_writes_is_taken_at_its_word() -> None:
     assert encoder_of(cast(Any, WritesOnly()))(1) == b"1"
 
 
+class Letter(Enum):
+    A = "a"
+
+
 class Names(msgspec.Struct):
-    names: list[Literal["a", "b"]]
+    names: list[Letter]
 
 
 class LeavesOut:
@@ -106,6 +112,30 @@ class LeavesOut:
 
     def decode(self, data: bytes, /) -> str:
         return data.decode()
+
+
+def test_checked_stores_of_other_kinds_read_back_every_value_too() -> None:
+    class Kinds(Stores):
+        heap = Heap.of(str, str, priority=Index(str, lambda value: value), value_codec=LeavesOut(), checked=True)
+        windows = Windows.tumbling(str, Names, size=10, add=lambda old, item: item, checked=True)
+
+    simple = SimpleStore.factory(str, key=lambda item: "k", codec=LeavesOut(), checked=True)(TopicPartition("t", 0))
+    store = Kinds(TopicPartition("t", 0))
+    store.begin([])
+    simple.begin([])
+    names = Names([Letter.A])
+    for _ in range(3):  # of the next one nothing is looked at
+        store.heap.put("k", "a")
+        store.windows.add("k", names, at_ms=0)
+        simple.put("a")
+    names.names = cast(Any, ["c"])
+    for write in (
+        lambda: store.heap.put("k", ".d"),
+        lambda: store.windows.add("k", names, at_ms=0),
+        lambda: simple.put(".d"),
+    ):
+        with pytest.raises(EncodeError):
+            write()
 
 
 def test_a_checked_table_reads_back_every_value() -> None:
@@ -124,7 +154,7 @@ def test_a_checked_table_reads_back_every_value() -> None:
     texts = ["a", "b", "c", ".d", "e"]  # of the fourth nothing is looked at
     assert puts(texts, value_codec=LeavesOut()) == texts
     assert puts(texts, value_codec=LeavesOut(), checked=True) == ["a", "b", "c", "e"]
-    made = [Names(["a"]) for _ in range(5)]
+    made = [Names([Letter.A]) for _ in range(5)]
     made[2].names = cast(Any, ["c"])
     assert puts(made, value_codec=JsonCodec(Names)) == made
     assert puts(made, value_codec=JsonCodec(Names), checked=True) == [made[0], made[1], made[3], made[4]]

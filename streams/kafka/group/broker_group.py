@@ -43,6 +43,12 @@ class RosterMember(msgspec.Struct, frozen=True):
     host: str
     is_classic: bool
 
+    @property
+    def is_ours(self) -> bool:
+        """Check for a member of ours, by the id that it has chosen. Kafka's own clients have one of 22 letters."""
+        is_older = len(self.member_id) == 36 and self.member_id.count("-") == 4  # of a release without the mark
+        return not self.is_classic and (is_older or self.member_id.startswith(group_bytes.MEMBER_PREFIX))
+
 
 class Roster(msgspec.Struct, frozen=True):
     """The members of a group at one moment. ``kind``: ``classic``, ``consumer`` (KIP-848; it may have classic members,
@@ -60,8 +66,8 @@ class Roster(msgspec.Struct, frozen=True):
 
     @property
     def strangers(self) -> tuple[str, ...]:
-        """Name the members by the classic protocol: none of them is a member of ours."""
-        return tuple(sorted(f"{member.client_id} at {member.host}" for member in self.members if member.is_classic))
+        """Name the members that are not ours: those by the classic protocol, and those of other programs."""
+        return tuple(sorted(f"{member.client_id} at {member.host}" for member in self.members if not member.is_ours))
 
     def rivals(self, instance: str, member_id: str) -> list[str]:
         """Ids of other members of the same instance name."""
@@ -165,7 +171,7 @@ def broker_assignor(strategies: Sequence[str]) -> str:
 
 
 def no_other_protocol(group_id: str, roster: Roster) -> None:
-    """Check that the group has no members by the classic protocol. Raises ``MembershipFatal`` for those of membership
+    """Check that all members are of membership ``broker``. Raises ``MembershipFatal`` for those of membership
     ``streams``, ``NoCommonStrategy`` for those of another program, ``BrokerUnavailable``: not known yet."""
     # The broker would convert the group. Those of ours do not understand its assignments, and the others would get
     # partitions whose events no member of ours sees.

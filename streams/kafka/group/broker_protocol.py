@@ -23,6 +23,7 @@ from streams.kafka.group.join_protocol import Halted, JoinProtocol
 from streams.kafka.group.link import CannotJoinYet, Hooks, Notifier
 from streams.kafka.group.locating import LOCATE_SECONDS
 from streams.kafka.group.wire_link import WireLink
+from streams.kafka.wire import group_bytes
 from streams.kafka.wire.client import GROUP, WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.connection import LostConnection
@@ -87,7 +88,7 @@ class BrokerProtocol(JoinProtocol):
         except (LostConnection, BrokerRefusal) as error:
             raise self._halted(GroupRequest.FIND, error) from error
         # Under the same id when it is repeated: the broker may have taken the request whose answer is missing.
-        self.member_id = self.member_id or str(uuid.uuid4())
+        self.member_id = self.member_id or f"{group_bytes.MEMBER_PREFIX}{uuid.uuid4().hex}"
         self._own = frozenset()
         try:
             self._topic_id = await self._find_topic()

@@ -56,8 +56,8 @@ def other_protocol(group_id: str) -> MembershipFatal:
 def strangers(group_id: str, names: Sequence[str]) -> MembershipFatal:
     """Make the error for members of another program in a group that the broker shares out. ``names``: theirs."""
     return MembershipFatal(
-        f"group {group_id}: other programs are members of it ({', '.join(names)}), by an assignor of Kafka's own "
-        "clients. What the broker gives to them no member of this toolkit handles: stop them, or use another group id"
+        f"group {group_id}: other programs are members of it ({', '.join(names)}). "
+        "What the broker gives to them no member of this toolkit handles: stop them, or use another group id"
     )
 
 

@@ -16,11 +16,12 @@ from streams.kafka.wire.codes import Code, is_retriable, name_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
 from streams.kafka.wire.message import AnswerT, Request
 from streams.kafka.wire.messages import LEAST_VERSIONS
-from streams.kafka.wire.placement import BATCH_HEAD, Placement
+from streams.kafka.wire.placement import BATCH_HEAD, DeclaredPlacement, Placement
 from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
 from streams.kafka.wire.settings import ProducerSettings
+from streams.model.partitioners import NO_PARTITIONERS, PlaceOf
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -60,6 +61,8 @@ class Cluster:
         self._turn = -1
         self._refreshes: dict[str, asyncio.Task[None]] = {}
         self._refreshed_at = 0.0
+        self.partitioner_of: Callable[[str], PlaceOf | None] = NO_PARTITIONERS.get
+        """The function that places the keys of a topic; ``None``: murmur2. Set before the first metadata."""
         self.placements: dict[str, Placement] = {}
         """The topics that are known, for encoding."""
         self.leaders: dict[str, list[int]] = {}
@@ -226,8 +229,14 @@ class Cluster:
             epochs[entry.partition_index] = entry.leader_epoch
         known = self.placements.get(topic)
         if known is None or known.count != len(leaders):  # a transaction under way keeps the one it has
-            self.placements[topic] = Placement(topic, len(leaders), FIRST_BATCH_LIMIT)
+            self.placements[topic] = self._placement(topic, len(leaders))
         self.leaders[topic], self.epochs[topic], self.ids[topic] = leaders, epochs, said.topic_id
+
+    def _placement(self, topic: str, count: int) -> Placement:
+        place_of = self.partitioner_of(topic)
+        if place_of is None:
+            return Placement(topic, count, FIRST_BATCH_LIMIT)
+        return DeclaredPlacement(topic, count, FIRST_BATCH_LIMIT, place_of)
 
     def _refresh_behind(self, name: str, topics: Collection[str]) -> None:
         task = self._refreshes.get(name)

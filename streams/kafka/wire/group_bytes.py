@@ -28,6 +28,8 @@ from streams.model.group import Assignment, Copies, MemberReport, Shelf
 _VERSION = 2
 PROTOCOL_PREFIX = "kes-"
 """The beginning of the protocols of this toolkit."""
+MEMBER_PREFIX = "kes~"
+"""The beginning of the ids that members of a group of the broker's (KIP-848) choose."""
 _MOST_BYTES = 4 * 1024 * 1024
 """Bytes of user data, at most. A broker takes some 1 MB for a whole group (``message.max.bytes``: one record of its
 offsets log), unless it is set otherwise."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from streams.model.partitioners import PlaceOf, is_partition, name_of
+from streams.model.reasons import reason
+from streams.records import shown_key
 from streams.sak.murmur2 import partition_of
 
 BATCH_HEAD: Final = 61
@@ -37,3 +40,31 @@ class Placement:
         """Return the partition for the records without a key of one transaction: each in turn."""
         self.turn = (self.turn + 1) % self.count
         return self.turn
+
+
+class NotPlaced(LookupError):
+    """A partitioner has raised, or returned no partition. The message names topic and key."""
+
+
+class DeclaredPlacement(Placement):
+    """The same of a topic whose keys are placed by another function than murmur2, which may be a user's."""
+
+    __slots__ = ("_place_of",)
+
+    def __init__(self, topic: str, count: int, limit: int, place_of: PlaceOf) -> None:
+        super().__init__(topic, count, limit)
+        self._place_of = place_of
+
+    def place(self, key: bytes) -> int:
+        """Return the partition of a key, and remember it. Raises ``NotPlaced``."""
+        if len(self.places) >= MOST_PLACES:
+            self.places.clear()
+        what = f"{self.topic}, key {shown_key(key)}: its partitioner {name_of(self._place_of)}"
+        try:
+            found = self._place_of(key, self.count)
+        except Exception as error:
+            raise NotPlaced(f"{what} has failed: {reason(error)}") from error
+        if not is_partition(found, self.count):
+            raise NotPlaced(f"{what} returned {found!r}: partitions are 0 to {self.count - 1}")
+        self.places[key] = found
+        return found

@@ -14,7 +14,7 @@ import msgspec
 
 from streams.errors import RecordRefused
 from streams.kafka.wire.compression import Compression
-from streams.kafka.wire.placement import Placement
+from streams.kafka.wire.placement import NotPlaced, Placement
 from streams.kafka.writing import row_encoder
 from streams.kafka.writing.rows import NULL, SMALL, Batch, Rows, TopicRows, varint
 from streams.records import (
@@ -166,6 +166,11 @@ class EncodedRecords:
             )
         if output.partition < -1:
             return RecordRefused(f"{where}, key {shown_key(key)}: _UNKNOWN_PARTITION: partitions count from 0")
+        if output.partition == -1 and key is not None and (known := self._topic(topic)) is not None:
+            try:
+                self._partition(known.placement, key)
+            except NotPlaced as error:
+                return RecordRefused(str(error))
         return None
 
     def parts(self) -> Iterator[tuple[str, int, list[Batch]]]:

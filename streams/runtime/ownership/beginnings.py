@@ -89,14 +89,14 @@ class Beginnings:
         if time_ms == EARLIEST:
             return low
         call, client = self._source.call, self._member.source_log
+        if time_ms > self._member.wall_ms():
+            raise OffsetError(f"{topic}[{number}]: start_at={shown_place(time_ms)} is in the future; see 'latest'")
+        # The end comes first: a record of that time that is sent between the two requests is behind it.
+        end = await call(client.stable_end, topic, number, self._deadline())
         found = None
         if time_ms != LATEST:
-            if time_ms > self._member.wall_ms():
-                raise OffsetError(f"{topic}[{number}]: start_at={shown_place(time_ms)} is in the future; see 'latest'")
             found = await call(client.offset_of_time, topic, number, time_ms, self._deadline())
-        if found is None:  # no record is that young
-            found = await call(client.stable_end, topic, number, self._deadline())
-        return max(found, low)
+        return max(end if found is None else found, low)  # None: no record is that young
 
     def _deadline(self) -> float:
         return self._member.now() + REQUEST_SECONDS

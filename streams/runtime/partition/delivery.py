@@ -7,9 +7,10 @@ that needs more is the task's, as ever: failures, handlers of other kinds, what 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Final
+from typing import Any, Final
 
 from streams.records import IncomingRecord
 from streams.runtime.partition.host import Host
@@ -56,7 +57,7 @@ class DeliveredRecords:
         self._inbox = inbox
         self._hot_path = hot_path
         self._wake = wake
-        self._context: Context | None = None  # of the task, while it waits
+        self._waiting: tuple[Context, asyncio.Task[Any]] | None = None  # the task, while it waits
         self._failed: tuple[IncomingRecord, BaseException] | None = None
         self._raised: BaseException | None = None
 
@@ -64,11 +65,13 @@ class DeliveredRecords:
         """Wait until woken, by what is left for the task or anything else; records that come meanwhile are handled as
         they are delivered. Returns one whose first attempt failed, and why; its room is to be given back. Raises what a
         handler has raised to end the process."""
-        self._context = copy_context()
+        task = asyncio.current_task()
+        assert task is not None  # this is a coroutine
+        self._waiting = copy_context(), task
         try:
             await self._wake.wait()
         finally:
-            self._context = None
+            self._waiting = None
         if self._raised is not None:
             raise self._raised
         failed, self._failed = self._failed, None
@@ -76,16 +79,23 @@ class DeliveredRecords:
 
     def take(self, records: list[IncomingRecord], size: int, most: int) -> int:
         """Handle ``most`` of these records of so many bytes, if the task waits and there is room; queue the rest.
-        Returns how many were handled."""
-        inbox, context = self._inbox, self._context
+        Returns how many were handled. In a callback of the loop, not in a task."""
+        inbox, waiting = self._inbox, self._waiting
         # Woken, it has something to do that comes before these.
-        if context is None or not most or self._wake.is_set or self._host.pool.is_full:
+        if waiting is None or not most or self._wake.is_set or self._host.pool.is_full:
             inbox.add(records, size)
             return 0
         partition, count = self._partition, len(records)
+        context, task = waiting
+        loop = task.get_loop()
         failure: BaseException | None
         try:
-            position, failure = context.run(self._hot_path.run, records if count <= most else records[:most], 0)
+            # Handlers have the partition's task as the current one wherever they run: anyio's scopes, too, ask for it.
+            asyncio._enter_task(loop, task)
+            try:
+                position, failure = context.run(self._hot_path.run, records if count <= most else records[:most], 0)
+            finally:
+                asyncio._leave_task(loop, task)
         except BaseException as error:  # for the task: the loop would only log what a callback raises
             self._raised, position, failure = error, 0, None
         if position < count or partition.is_closing:

@@ -155,7 +155,15 @@ class PartitionTimers:
             self._timers.apply(changes)
             return
         self.parked.apply(changes)
+        # A queue whose head is noted stays aside until that is committed, whatever joins it meanwhile.
+        noted = [
+            name
+            for name, timer in changes.items()
+            if isinstance(timer, parking.QueueRecord) and timer.state.noted and self._timers.is_aside(name)
+        ]
         self._timers.apply({name: timer for name, timer in changes.items() if not parking.is_piece(name)})
+        for name in noted:
+            self._timers.set_aside(name)
         for timer in changes.values():
             if isinstance(timer, parking.PieceRecord) and timer.queued is not None:
                 self._keep_from_firing(timer.queued)

@@ -8,6 +8,7 @@ what is the same in all rows is repeated and not listed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from streams.errors import ConfigError
+from streams.errors import ConfigError, DecodeError
 from streams.kafka.reading.record_batches import headers_of
 from streams.kafka.reading.record_decoder import APPENDED, NO_KEY, NO_VALUE, decode_columns
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
@@ -42,6 +43,8 @@ READ_SCHEMA: Final = from_arrow_schema(_SCHEMA)
 _SCHEMA_WITHOUT_HEADERS: Final = _SCHEMA.remove(_SCHEMA.get_field_index("headers"))
 _LEAST_RECORD: Final = 7
 """Bytes of a record, at least."""
+_LAST_MS: Final = (2**63 - 1) // 1000
+"""The last time that a column of microseconds holds."""
 _MOST_BYTES: Final = 2**31 - 1
 """Bytes that places of 32 bits reach."""
 
@@ -75,6 +78,7 @@ class Columns:
         self.rows = self.size = 0
         self._parts: list[memoryview] = []
         self._lists: dict[bytes, int] = {}
+        self._headers: list[ReceivedHeaders | None] = []  # what they mean
 
     def decode(
         self,
@@ -95,16 +99,25 @@ class Columns:
         if self.size + size > _MOST_BYTES:
             raise ValueError(f"it has {size} bytes, and 2 GiB are the most that is read at once")
         self._grow(self.rows + count)
-        self.rows = decode_columns(
-            data, at, end, count, base, first_ms, append_ms, start, stop, self.size - at, self.rows,
-            self._edges, self._offsets, self._times, self._places, self._kinds, self._lists,
-        )  # fmt: skip
+        try:
+            rows = decode_columns(
+                data, at, end, count, base, first_ms, append_ms, start, stop, self.size - at, self.rows,
+                self._edges, self._offsets, self._times, self._places, self._kinds, self._lists,
+            )  # fmt: skip
+            new = [headers_of(raw) for raw in islice(self._lists, len(self._headers), None)]
+        except ValueError:
+            while len(self._lists) > len(self._headers):
+                self._lists.popitem()
+            raise
+        self._headers += new
+        self.rows = rows
         self._parts.append(memoryview(data)[at:end])
         self.size += size
 
     def batch(self, topic: str, partition: int, options: ReadOptions) -> pa.RecordBatch | None:
-        """Return the rows as one batch, ``None`` when none is of the ``types`` wanted."""
-        lists = [headers_of(raw) for raw in self._lists]
+        """Return the rows as one batch, ``None`` when none is of the ``types`` wanted. Raises ``DecodeError`` for the
+        time of a row that no column holds."""
+        lists = self._headers
         kinds = [_type_and_version(headers or ()) for headers in lists]
         places, rows = self._places[: self.rows], np.arange(self.rows, dtype=np.int32)
         if options.types is not None:
@@ -122,7 +135,15 @@ class Columns:
             4 * self.rows - 1,
             [None, pa.py_buffer(self._edges), pa.py_buffer(parts[0] if len(parts) == 1 else b"".join(parts))],
         )
-        times = pa.array(self._times[kept]).cast(pa.timestamp("ms", "UTC")).cast(_TIME)
+        found = self._times[kept]
+        if (wrong := np.flatnonzero((found > _LAST_MS) | (found < -_LAST_MS))).size:
+            row = int(rows[wrong[0]])
+            raise DecodeError(
+                f"{topic}[{partition}]@{self._offsets[row]}: its time is {self._times[row]} ms since 1970, which no "
+                "column holds: was it sent in another unit? Read the ranges before and behind it (startingOffsets, "
+                "endingOffsets), or delete the records up to there"
+            )
+        times = pa.array(found).cast(pa.timestamp("ms", "UTC")).cast(_TIME)
         columns = [
             contents.take(_places(4 * rows, flags & NO_KEY)),
             contents.take(_places(4 * rows + 2, flags & NO_VALUE)),

@@ -162,7 +162,8 @@ class Replay(State):
 
     @property
     def outputs(self) -> DataFrame:
-        """Return the outputs of the handlers, in order within an input partition."""
+        """Return the outputs of the handlers, in order within an input partition. Where a handler names no partition,
+        ``format("grt")`` places them by murmur2: for an output with another ``partitioner`` fill the column first."""
         return _writable(self._rows.where("kind = 'output'"))
 
     @property

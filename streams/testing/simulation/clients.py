@@ -17,6 +17,7 @@ from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
+from streams.model.partitioners import PlaceOf
 from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
@@ -56,6 +57,9 @@ class SimConnections:
             return await worker.call(function, *args)
         finally:
             worker.abandon()
+
+    def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
+        self._cluster.partitioner_of = partitioners.get
 
     def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
         return EncodedTransaction(self._cluster, self.config.timeouts.call_timeout_seconds, topics)
