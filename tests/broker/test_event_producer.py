@@ -11,16 +11,16 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from confluent_kafka import Producer
 
 from examples import web_service
-from streams import Delivery, EventProducer, NotDelivered, Record, TransactionRecords, to_record
+from streams import Delivery, EventProducer, NotDelivered, Record, TransactionRecords, partition_of, to_record
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, RegistrationError, Stopped, TransactionFailed
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.reading.fetch_session import FOLLOWING
 from streams.kafka.reading.fetching import LogFetcher
 from streams.kafka.settings import ClientSettings
 from streams.records import IncomingRecord
-from streams.sak.murmur2 import partition_of
 from streams.testing.fixtures import OwnBroker
 from tests.broker.client_kit import Received, create
 from tests.broker.gate import gate
@@ -336,3 +336,27 @@ async def test_the_web_service(monkeypatch: pytest.MonkeyPatch, own_broker: OwnB
         broker.thaw()
     found = read(settings, "bank-events")[partition_of(b"ada", PARTITIONS)]
     assert [msgspec.json.decode(record.value or b"")["cents"] for record in found][:2] == [500, 250]
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "theirs"),
+    [("murmur2", "murmur2_random"), ("crc32", "consistent_random"), ("fnv1a", "fnv1a_random")],
+)
+def test_keys_go_where_librdkafka_puts_them(
+    settings: ClientSettings, topic: str, partitioner: Any, theirs: str
+) -> None:
+    """Sent one by one, and in a transaction, whose records are placed by the toolkit itself."""
+    keys, brokers = [b"key-%d" % number for number in range(20)], settings.bootstrap_servers
+    placed: dict[bytes | None, int | None] = {}
+    other = Producer({"bootstrap.servers": brokers, "partitioner": theirs})
+    for key in keys:
+        other.produce(topic, b"theirs", key, on_delivery=lambda _, one: placed.__setitem__(one.key(), one.partition()))
+    other.flush(30)
+    with EventProducer(brokers, partitioner=partitioner, transactional_id=topic) as producer:
+        assert {key: producer.send(Record(topic, b"ours", key)).partition for key in keys} == placed
+        with producer.transaction() as records:
+            for key in keys:
+                records.send(Record(topic, b"together", key))
+    found = [record for records_of in read(settings, topic).values() for record in records_of]
+    assert {record.key: record.partition for record in found if record.value == b"together"} == placed
+    assert {key: partition_of(key, PARTITIONS, partitioner) for key in keys} == placed

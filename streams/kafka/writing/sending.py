@@ -30,7 +30,12 @@ class SendQueue:
         # linger.ms: with 0 nearly every record wakes the client's thread; 1 costs ``send`` a millisecond, and takes a
         # stream of ``send_soon`` from 0.75 to 0.92 of a loop by hand (five rounds in turn).
         client_settings = {"linger.ms": 1, **settings.overrides, "queue.buffering.max.messages": limit}
-        self._settings = ClientSettings(settings.bootstrap_servers, client_settings, client_id=settings.client_id)
+        self._settings = ClientSettings(
+            settings.bootstrap_servers,
+            client_settings,
+            client_id=settings.client_id,
+            partitioner=settings.partitioner,
+        )
         self._timeout_ms = max(int(delivery_seconds * 1000), 1)
         self._failures: list[Delivery] = []
         self._more_failures = 0
