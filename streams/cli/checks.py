@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import platform
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Final
 
 from streams.cli.cluster import source_admin_of
 from streams.cli.findings import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target
+from streams.cli.machine_checks import libraries, spark_tasks
 from streams.cli.rights import of_input, of_source
 from streams.cli.state_sources import unreadable
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import StreamsError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks, standing
-from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
+from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions
 from streams.kafka.questions.group_view import GroupQuestions
 from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
@@ -32,13 +30,11 @@ from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.source_topics import SOURCE
-from streams.sak import leaves, spark_jar
 from streams.sak.harmless import harmless
 from streams.sak.murmur2 import partition_of
 from streams.settings.config import EventSourceConfig
 from streams.settings.sources import checked_addresses
 
-DISTRIBUTION: Final = "kafka-event-source"
 OLDEST_KAFKA: Final = (3, 0)
 _CLOCK_WARNING, _CLOCK_PROBLEM = 5.0, 60.0
 _SAMPLE: Final = 200
@@ -80,55 +76,6 @@ def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Findin
         yield from list(check())
     except StreamsError as error:
         yield Finding(name, UNKNOWN, str(error))
-
-
-# -- this machine ------------------------------------------------------------------------------------------------------
-
-
-def libraries() -> Iterator[Finding]:
-    """Versions of the client libraries, and whether they are those that this package is made for."""
-    try:
-        wanted = [line for line in requires(DISTRIBUTION) or () if "extra ==" not in line]
-        own = version(DISTRIBUTION)
-    except PackageNotFoundError:
-        wanted, own = [], "(not installed)"
-    yield Finding("libraries", OK, f"kes {own}, Python {platform.python_version()}, librdkafka {librdkafka_version()}")
-    is_compiled = leaves.summary() == leaves.COMPILED
-    yield Finding("hot path", OK if is_compiled else WARNING, leaves.summary(), "" if is_compiled else leaves.advice())
-    for line in wanted:
-        name, bounds = re.match(r"([\w.-]+)\s*(.*)", line.partition(";")[0]).groups()  # type: ignore[union-attr]
-        try:
-            found = version(name)
-        except PackageNotFoundError:
-            yield Finding("libraries", PROBLEM, f"{name} is not installed", f"pip install '{name}{bounds.strip()}'")
-            continue
-        if not fits(found, bounds):
-            text = f"{name} is {found}, and {bounds.strip()} is needed"
-            yield Finding("libraries", PROBLEM, text, f"pip install '{name}{bounds.strip()}'")
-
-
-def spark_tasks() -> Iterator[Finding]:
-    """The language that tasks of Spark encode rows in, where Spark is installed."""
-    if (spark := spark_jar.installed_spark()) is None:
-        return
-    missing = spark_jar.problem(spark[0])
-    text = f"Spark {spark[0]}: tasks that write encode in {f'Python: {missing}' if missing else 'Java'}"
-    # Python does it as well, so a jar that is not there is no fault; one that would be refused is.
-    state = WARNING if missing and spark_jar.JAR.exists() else OK
-    yield Finding("spark", state, text, spark_jar.ADVICE if missing else "")
-
-
-def fits(found: str, bounds: str) -> bool:
-    """Check a version against bounds like ``>=2.16.1,<2.17``. Other kinds of bounds are taken for kept."""
-    for operator, bound in re.findall(r"(>=|<)\s*([\d.]+)", bounds):
-        if (_numbers(found) >= _numbers(bound)) is not (operator == ">="):
-            return False
-    return True
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    found = [int(part) for part in re.findall(r"\d+", re.split(r"[a-z+-]", text)[0])]
-    return tuple(found + [0] * (4 - len(found)))
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from streams import EventSource, Record
-from streams.cli import checks, main
+from streams.cli import machine_checks, main
 from streams.errors import ConfigError
 from streams.kafka.questions.cluster_view import ClockView, ClusterQuestions
 from streams.kafka.questions.group_checks import GroupChecks
@@ -199,4 +199,4 @@ async def test_nothing_listens(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 async def test_versions_are_compared_by_their_numbers(found: str, bounds: str, fit: bool) -> None:
-    assert checks.fits(found, bounds) is fit
+    assert machine_checks.fits(found, bounds) is fit

@@ -14,7 +14,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from streams.cli import checks
+from streams.cli import machine_checks
 from streams.cli import spark as cli
 from streams.errors import ConfigError
 from streams.sak import spark_jar
@@ -73,7 +73,7 @@ def test_a_jar_that_does_not_fit(jar: Path, built: Any, why: str, state: str) ->
         session._with_our_jar("a.jar", "java")
     with pytest.raises(ConfigError) as shown:
         cli.jar()
-    (finding,) = checks.spark_tasks()
+    (finding,) = machine_checks.spark_tasks()
     assert finding.state == state
     for text in (str(demanded.value), str(shown.value), f"{finding.text}; {finding.remedy}"):
         assert why in text
@@ -89,7 +89,7 @@ def test_a_jar_that_fits(jar: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert session._with_our_jar(given, None) == given, "the one that was given is judged by whoever plans a write"
     cli.jar()
     assert capsys.readouterr().out.strip() == str(jar)
-    (finding,) = checks.spark_tasks()
+    (finding,) = machine_checks.spark_tasks()
     assert (finding.state, finding.text) == ("ok", f"Spark {SPARK}: tasks that write encode in Java")
 
 
