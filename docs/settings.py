@@ -251,6 +251,7 @@ SECTIONS: Final = (
             "tls_certificate_file": "of the server that answers; without it only on the loopback",
             "tls_key_file": "its key",
             "tls_ca_file": "certificates by which readers check the server; empty: those of the system",
+            "operate": "who has the secret may also act on [parked keys](../guides/parking.md) while members run",
         },
     ),
     Section(

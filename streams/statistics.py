@@ -59,6 +59,16 @@ class VisitRunStatistics(msgspec.Struct, frozen=True):
     keys: int = 0
 
 
+class ParkedStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """Parked keys of one partition, the ``events`` in their queues, and since when the one that has waited longest does
+    (``since_ms``, milliseconds since the epoch)."""
+
+    partition: int
+    keys: int
+    events: int
+    since_ms: int
+
+
 class PartitionStatistics(msgspec.Struct, frozen=True):
     """One partition: its state, the next offset to handle, records that wait, and whether it is paused."""
 

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, requires, version
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Final
 
 from streams.cli.cluster import source_admin_of
+from streams.cli.findings import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target
 from streams.cli.rights import of_input, of_source
 from streams.cli.start_places import beginnings
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
@@ -24,10 +23,9 @@ from streams.kafka.questions.group_checks import GroupChecks, named
 from streams.kafka.questions.group_view import GroupQuestions
 from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
-from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import Security
-from streams.looks.addresses import client_settings_of
+from streams.looks.group_live import LiveGroup, parked_text
 from streams.looks.records import Decoder
 from streams.outcomes import ErrorResponse
 from streams.records import IncomingRecord
@@ -38,12 +36,6 @@ from streams.sak.harmless import harmless
 from streams.sak.murmur2 import partition_of
 from streams.settings.config import EventSourceConfig
 from streams.settings.sources import checked_addresses
-from streams.source.event_source import EventSource
-
-OK: Final = "ok"
-WARNING: Final = "warning"
-PROBLEM: Final = "problem"
-UNKNOWN: Final = "unknown"
 
 DISTRIBUTION: Final = "kafka-event-source"
 OLDEST_KAFKA: Final = (3, 0)
@@ -53,55 +45,6 @@ _SAMPLE: Final = 200
 _CONNECT_SECONDS: Final = 2.0
 _CLOSE_SECONDS: Final = 2.0
 _LIMITS: Final = ["transaction.max.timeout.ms", "group.min.session.timeout.ms", "group.max.session.timeout.ms"]
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at: ``state`` is one of ``ok``, ``warning``, ``problem`` and ``unknown`` (it could not
-    be looked at). ``remedy``: what to do or to type."""
-
-    check: str
-    state: str
-    text: str
-    remedy: str = ""
-
-
-class Target(NamedTuple):
-    """The object of the checks: a source that was named as ``name``, or nothing but the cluster at ``servers``."""
-
-    name: str
-    source: EventSource[Any] | None
-    servers: str
-    seconds: float
-
-    @property
-    def config(self) -> EventSourceConfig | None:
-        """Return the settings of the source, with the address that is used."""
-        if self.source is None:
-            return None
-        return msgspec.structs.replace(self.source.config, bootstrap_servers=self.servers)
-
-    @property
-    def security(self) -> Security:
-        """Return the security of connections to the cluster."""
-        return Security.of(client_settings_of(self.config))
-
-    @property
-    def settings(self) -> ClientSettings:
-        """Return librdkafka's settings."""
-        return ClientSettings(self.servers, client_settings_of(self.config), client_id="kes-doctor")
-
-    @property
-    def source_settings(self) -> ClientSettings:
-        """Return librdkafka's settings for the source's topic."""
-        config = self.config
-        if config is None or not config.source_is_elsewhere:
-            return self.settings
-        return ClientSettings(config.source_bootstrap_servers, config.source_client_settings, client_id="kes-doctor")
-
-    @property
-    def deadline(self) -> float:
-        """Return the time when a question that begins now is given up."""
-        return time.monotonic() + self.seconds
 
 
 def findings(target: Target) -> Iterator[Finding]:
@@ -383,6 +326,20 @@ def _next_records(target: Target, topic: str, committed: Mapping[int, int]) -> I
         yield from [(one.lag, found[one.partition][0]) for one in lags if found.get(one.partition)]
 
 
+def parked(target: Target) -> Iterator[Finding]:
+    """The parked keys of the running members: neither position nor lag tells of them."""
+    config = target.config
+    assert config is not None
+    with LiveGroup(config, "kes-doctor") as group:
+        view, live, problems = group.read(target.seconds)
+    if text := parked_text(live, time.time()):
+        yield Finding("parked", WARNING, text, f"kes parked list {target.name}")
+    elif problems:
+        yield Finding("parked", UNKNOWN, "; ".join(problems), f"kes parked list {target.name}")
+    elif view.members:
+        yield Finding("parked", OK, "no key is parked, as members report it")
+
+
 def transactions(target: Target) -> Iterator[Finding]:
     """Transactions that hold up readers of the source's topics without an end."""
     config = target.config
@@ -444,6 +401,7 @@ _OF_A_SOURCE: Final = {
     "topics": topics,
     "group": group,
     "progress": progress,
+    "parked": parked,
     "transactions": transactions,
     "keys": keys,
 }

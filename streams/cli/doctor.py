@@ -8,9 +8,10 @@ import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.checks import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target, findings
+from streams.cli.checks import findings
 from streams.cli.cluster import Json, Servers, named_source
 from streams.cli.console import answers, emit
+from streams.cli.findings import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target
 from streams.looks.addresses import brokers
 
 app = typer.Typer()

@@ -6,13 +6,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
+from rich.live import Live as LiveDisplay
 from rich.table import Table
 from rich.text import Text
 
@@ -24,10 +24,13 @@ from streams.kafka.questions.admin import standing
 from streams.kafka.questions.lags import PartitionLag
 from streams.looks.addresses import brokers
 from streams.looks.figures import duration
+from streams.looks.group_live import Live, LiveGroup, parked_in, parked_text
 from streams.model.topics import unread
 
 app = typer.Typer()
 
+LIVE_SECONDS: Final = 3.0
+"""Time limit for what members report: the lags are worth seeing without."""
 WINDOW_SECONDS: Final = 15.0
 """Rates are those of the last so many seconds: long enough to even out transactions, short enough to see a change."""
 
@@ -76,13 +79,15 @@ class Pace:
 
 class GroupLag(NamedTuple):
     """The lag of a group at one moment. ``known``: the number of partitions in the settings of the event source, if one
-    is named; no member reads others."""
+    is named; no member reads others. ``live``: what the members of a source report; ``problem``: why not."""
 
     group: str
     topic: str
     known: int | None
     partitions: list[PartitionLag]
     speed: Speed | None = None
+    live: Live | None = None
+    problem: str = ""
 
     def is_unread(self, entry: PartitionLag) -> bool:
         """Check whether no member reads this partition."""
@@ -96,6 +101,7 @@ class GroupLag(NamedTuple):
             "lag": sum(entry.lag for entry in self.partitions),
             "partitions": [msgspec.structs.asdict(entry) for entry in self.partitions],
             "unread_partitions": [entry.partition for entry in self.partitions if self.is_unread(entry)],
+            "parked": [msgspec.structs.asdict(each) for each in parked_in(self.live or {})],
         }
         if self.speed is not None:
             found["committed_per_second"], found["arriving_per_second"], found["seconds_left"] = self.speed
@@ -112,10 +118,19 @@ class GroupLag(NamedTuple):
                 words.append("not getting nearer")
             elif self.speed.seconds_left > 0:
                 words.append(f"{duration(self.speed.seconds_left)} left")
-        return ", ".join(words)
+        return "; ".join(filter(None, (", ".join(words), self.parked())))
+
+    def parked(self) -> str:
+        """The parked keys that members report, which no lag tells of; empty: none."""
+        return f"parked keys: {self.problem}" if self.problem else parked_text(self.live or {}, time.time())
+
+    def answer(self) -> RenderableType:
+        """The answer for people."""
+        parked = self.parked()
+        return Group(self.table(), Text(parked, "yellow")) if parked else self.table()
 
     def table(self) -> Table:
-        """The answer for people: a row per partition, and the sum."""
+        """A row per partition, and the sum."""
         title = f"{self.group} in {self.topic}"
         grid = Table(title=title, title_justify="left", show_footer=True, min_width=len(title))
         grid.add_column("partition", footer="all", overflow="fold")
@@ -157,11 +172,14 @@ def lag(
         raise typer.BadParameter("name MODULE:SOURCE, or both --group and --topic", param_hint="MODULE:SOURCE")
     found = named_source(source) if source else None
     config = found.config if found else None
+    if config is not None:
+        config = msgspec.structs.replace(config, bootstrap_servers=brokers(bootstrap_servers, config))
     group, topic = (config.group_id, config.topic) if config else (group, topic)
     known = config.num_partitions if config else None
     with (
         admin_of(brokers(bootstrap_servers, config), config, timeout) as admin,
         source_admin_of(config, admin, timeout) as source_admin,
+        LiveGroup(config, "kes-cli") if config else nullcontext() as live_group,
     ):
 
         def ask(topic: str = topic) -> GroupLag:
@@ -170,7 +188,11 @@ def lag(
             else:
                 committed = admin.committed(group, config.offsets_topic if config else topic, timeout)
                 lags = standing(committed, source_admin.watermarks(topic, None, timeout))
-            return GroupLag(group, topic, known, source_admin.tails.without_markers(topic, lags))
+            found = GroupLag(group, topic, known, source_admin.tails.without_markers(topic, lags))
+            if live_group is None or config is None or topic != config.topic:
+                return found
+            _, live, problems = live_group.read(min(timeout, LIVE_SECONDS))
+            return found._replace(live=live, problem="; ".join(problems))
 
         inputs = [topic, *(found.inputs if found else ())]
         if watch:
@@ -191,7 +213,7 @@ def lag(
                 "committed yet, or its offsets have expired (kes lag --watch waits for it)"
             )
         for shown in [one, *(ask(further) for further in inputs[1:])]:
-            emit(shown.facts(), json, shown.table)
+            emit(shown.facts(), json, shown.answer)
         if known is not None and len(one.partitions) > known:
             complain(unread(topic, known, len(one.partitions)))
 
@@ -203,7 +225,7 @@ def _shown(group: str, json: bool) -> Iterator[Callable[[list[GroupLag], str], N
     if json or not console.is_terminal or console.is_dumb_terminal:
         yield lambda lags, problem: _lines(lags, problem, json)
         return
-    with Live(Text(f"asking for group {group} ..."), console=console, auto_refresh=False) as live:
+    with LiveDisplay(Text(f"asking for group {group} ..."), console=console, auto_refresh=False) as live:
 
         def show(lags: list[GroupLag], problem: str) -> None:
             parts: list[RenderableType] = []

@@ -1,14 +1,17 @@
 """``kes parked``: the keys of an event source whose events wait, and an operator's acts on their queues.
 
-What waits is read from the changelog, so members may be running. An act is a transaction as that of ``kes skip``, whose
-steps say why it is exactly once; it names the head that the operator has seen.
+What waits is read from the changelog, so members may be running. An act names the head that the operator has seen.
+Where members run, the owner carries it out, in the order of its partition; where all are stopped it is a transaction as
+that of ``kes skip``, whose steps say why it is exactly once.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
@@ -18,19 +21,20 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import emit, notices
 from streams.cli.skip import position_of, slot_of
 from streams.cli.state_files import rows_table
-from streams.cli.state_sources import state_of
+from streams.cli.state_sources import Parked, parked_of, state_of
 from streams.cli.state_writing import Changes, StoppedPartition, Yes, stopped_source
-from streams.core.parking import NEVER_MS, PREFIX, BrokenQueue, ParkedKeys, Queue, queue_name
+from streams.core.parking import NEVER_MS, PREFIX, ParkedKeys, Queue, queue_name
 from streams.core.parking_rules import Action, Seen, acted
 from streams.core.timers import Timer
-from streams.errors import OffsetError, StoreError
+from streams.errors import ConfigError, OffsetError, StoreError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.looks.addresses import brokers
 from streams.looks.records import Decoder, one_line, plain_text, shortened, shown_time
-from streams.records import IncomingRecord
-from streams.runtime.changelog import TIMER_PREFIX, decode_timer, encode_timer, timer_key
+from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.parking_acts import as_parked_record, letters
+from streams.runtime.queries.parked import ParkedQueue
 from streams.sak.harmless import harmless
+from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 
 app = typer.Typer(help="Manage parked keys: list, show, retry, skip-head, drop.", no_args_is_help=True)
@@ -41,14 +45,10 @@ QueueOption = Annotated[
     str, typer.Option("--queue", metavar="H", help="The queue, as `list` shows it, instead of KEY: of a null key.")
 ]
 AsLetters = Annotated[bool, typer.Option("--dead-letter", help="Write what goes to the dead-letter topic.")]
+Rows = list[dict[str, Any]]
+Confirm = Callable[[Rows], None]
+_NOT_PARKED: Final = "this key is not parked (any more): see kes parked list"
 PartitionOption = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")]
-
-
-class Parked(NamedTuple):
-    """The parked keys of one partition, and its timers by name."""
-
-    keys: ParkedKeys
-    timers: dict[str, Timer]
 
 
 @app.command("list")
@@ -66,7 +66,7 @@ def list_(
     Exit codes: 0 no key is parked; 1 some are, or no broker answers; 2 wrong usage.
     """
     found = _read(named_source(source), bootstrap_servers, timeout, partition)
-    rows = [_row(number, queue) for number, parked in sorted(found.items()) for queue in _by_age(parked.keys)]
+    rows = [_row(number, ParkedQueue.of(queue)) for number, _, queue in _all(found)]
     emit({"parked": rows}, json, lambda: _table(rows))
     raise typer.Exit(bool(rows))
 
@@ -100,7 +100,7 @@ def show(
             content = decoder.content(record)
             facts |= {"origin": record.where, "type": content.type, "value": content.value, "problem": content.problem}
         events.append(facts)
-    row = _row(number, chosen)
+    row = _row(number, ParkedQueue.of(chosen))
     lines = [f"{name}: {harmless(str(value))}" for name, value in row.items() if value not in ("", None)]
     lines += [shortened(one_line(facts), 500) for facts in events]
     emit(row | {"events_shown": events}, json, lambda: Text("\n".join(lines)))
@@ -118,76 +118,49 @@ def retry(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Have the first event of a parked key tried as soon as members run. All members must be stopped.
+    """Have the first event of a parked key tried at once: by the member that owns it, or by the next start.
 
-    Each start tries parked keys once by itself. This forgets that a process ended while it tried the event, after which
-    the key would wait for its pause.
+    Running members need QueryConfig.operate and `kes run --queries`; without them all members must be stopped.
 
-    Exit codes: 0 done; 1 refused (a member is running, or the key is not parked), not confirmed, or no broker answers;
-    2 wrong usage.
+    Each start tries parked keys once by itself. This also forgets that a process ended while it tried the event, after
+    which the key would wait for its pause.
+
+    Exit codes: 0 done; 1 refused (the key is not parked, its first event has gone meanwhile, or running members take no
+    acts), not confirmed, or no broker or owner answers; 2 wrong usage.
     """
     if all_ and (key or queue):
         raise typer.BadParameter("choose KEY or --all")
     name = "" if all_ else _name(key, queue, is_hex=hex_)
-    _operate("retry", source, name, bootstrap_servers, timeout, yes=yes, json=json)
+    _operate(ParkedAct("retry"), source, name, bootstrap_servers, timeout, yes=yes, json=json)
 
 
-@app.command("skip-head")
-def skip_head(
-    source: SourceName,
-    key: Key = "",
-    as_letter: AsLetters = False,
-    hex_: Hex = False,
-    queue: QueueOption = "",
-    yes: Yes = False,
-    bootstrap_servers: Servers = "",
-    timeout: Timeout = 30.0,
-    json: Json = False,
-) -> None:
-    """Let the first event of a parked key go; the rest goes on in its order. All members must be stopped.
+def _letting_go(action: Action, about: str) -> None:
+    """Add a command that lets events go."""
 
-    Exit codes: as `kes parked retry`.
-    """
-    name = _name(key, queue, is_hex=hex_)
-    _operate("skip-head", source, name, bootstrap_servers, timeout, yes=yes, json=json, as_letters=as_letter)
+    def command(
+        source: SourceName,
+        key: Key = "",
+        as_letters: AsLetters = False,
+        hex_: Hex = False,
+        queue: QueueOption = "",
+        yes: Yes = False,
+        bootstrap_servers: Servers = "",
+        timeout: Timeout = 30.0,
+        json: Json = False,
+    ) -> None:
+        wanted, name = ParkedAct(action, as_letters), _name(key, queue, is_hex=hex_)
+        _operate(wanted, source, name, bootstrap_servers, timeout, yes=yes, json=json)
+
+    app.command(action, help=f"{about}\n\nMembers may be running, and exit codes are, as for `kes parked retry`.")(
+        command
+    )
 
 
-@app.command()
-def drop(
-    source: SourceName,
-    key: Key = "",
-    as_letter: AsLetters = False,
-    hex_: Hex = False,
-    queue: QueueOption = "",
-    yes: Yes = False,
-    bootstrap_servers: Servers = "",
-    timeout: Timeout = 30.0,
-    json: Json = False,
-) -> None:
-    """Let all events of a parked key go. All members must be stopped.
-
-    Exit codes: as `kes parked retry`.
-    """
-    name = _name(key, queue, is_hex=hex_)
-    _operate("drop", source, name, bootstrap_servers, timeout, yes=yes, json=json, as_letters=as_letter)
+_letting_go("skip-head", "Let the first event of a parked key go; the rest goes on in its order.")
+_letting_go("drop", "Let all events of a parked key go.")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def parked_of(number: int, entries: Mapping[bytes, bytes]) -> Parked:
-    """Return the parked keys in a state. Raises ``OffsetError`` for one that cannot be read."""
-    timers: dict[str, Timer] = {}
-    for key, value in entries.items():
-        if key.startswith(TIMER_PREFIX):
-            name, timer = decode_timer(IncomingRecord("", number, 0, key, value, None))
-            if timer is not None:
-                timers[name] = timer
-    try:
-        keys = ParkedKeys(timer for name, timer in timers.items() if name.startswith(PREFIX))
-    except BrokenQueue as error:
-        raise OffsetError(f"partition {number}: {error}") from error
-    return Parked(keys, timers)
 
 
 def _read(source: EventSource[Any], servers: str, timeout: float, partition: int | None = None) -> dict[int, Parked]:
@@ -202,7 +175,7 @@ def _name(key: str, queue: str, *, is_hex: bool) -> str:
     if queue:
         return PREFIX + queue
     try:
-        return queue_name(bytes.fromhex(key) if is_hex else key.encode())
+        return queue_name(bytes.fromhex(key) if is_hex else os.fsencode(key))  # bytes that are no text, too
     except ValueError as error:
         raise typer.BadParameter(f"{key!r} is not in hexadecimal digits", param_hint="KEY") from error
 
@@ -211,26 +184,27 @@ def _chosen(found: Mapping[int, Parked], name: str) -> tuple[int, Parked, Queue]
     for number, parked in found.items():
         if (queue := parked.keys.by_name.get(name)) is not None:
             return number, parked, queue
-    raise StoreError("this key is not parked (any more): see kes parked list")
+    raise StoreError(_NOT_PARKED)
 
 
 def _by_age(keys: ParkedKeys) -> list[Queue]:
     return sorted(keys.by_name.values(), key=lambda queue: queue.state.since_ms)
 
 
-def _row(number: int, queue: Queue) -> dict[str, Any]:
-    state, due_ms = queue.state, queue.record.due_ms
+def _row(number: int, queue: ParkedQueue) -> dict[str, Any]:
+    key, due_ms = queue.key, queue.due_ms
+    is_cut = key is not None and len(key) < queue.key_bytes
     return {
         "partition": number,
-        "key": plain_text(queue.key),
-        "queue": queue.name.removeprefix(PREFIX),
-        "events": len(queue),
-        "bytes": state.bytes,
-        "since_ms": state.since_ms,
-        "attempts": state.attempts,
+        "key": f"{key.decode(errors='replace')}..." if key is not None and is_cut else plain_text(key),
+        "queue": queue.queue,
+        "events": queue.next - queue.head,
+        "bytes": queue.size,
+        "since_ms": queue.since_ms,
+        "attempts": queue.attempts,
         "next_retry_ms": None if due_ms >= NEVER_MS else due_ms,
-        "error": state.error,
-        "handler": state.handler,
+        "error": queue.error,
+        "handler": queue.handler,
     }
 
 
@@ -252,57 +226,113 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 # -- acts --------------------------------------------------------------------------------------------------------------
 
 
-def _operate(
-    action: Action,
-    name: str,
+class ParkedAct(NamedTuple):
+    """An act that an operator has typed."""
+
+    action: Action
+    as_letters: bool = False
+
+    def confirm(self, rows: list[dict[str, Any]]) -> None:
+        """Show the queues, and ask. Raises ``Abort``."""
+        notices().print(_table(rows))
+        kept = ", as dead letters" if self.as_letters else ""
+        what = {"retry": "are tried at once", "skip-head": f"lose their first event{kept}", "drop": f"go{kept}"}
+        typer.confirm(f"These queues {what[self.action]}. Continue?", abort=True, err=True)
+
+
+def _operate(wanted: ParkedAct, name: str, queue: str, servers: str, timeout: float, *, yes: bool, json: bool) -> None:
+    """Act on one queue, or on all of them (no ``queue``): by the members that run, or in their place."""
+    source = stopped_source(name, json=json, yes=yes)
+    config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config)).resolved()
+    confirm = (lambda rows: None) if yes else wanted.confirm
+    with GroupChecks(config, seconds=timeout) as checks:
+        if checks.described(config.group_id).members:
+            rows = _by_owners(config, wanted, queue.removeprefix(PREFIX), timeout, confirm)
+        else:
+            rows = _on_stopped(source, config, checks, wanted, queue, servers, timeout, confirm)
+    emit({"action": wanted.action, "dead_letters": wanted.as_letters, "queues": rows}, json, lambda: _table(rows))
+
+
+def _by_owners(config: EventSourceConfig, wanted: ParkedAct, queue: str, timeout: float, confirm: Confirm) -> Rows:
+    if not config.queries.secret_file:
+        raise OffsetError(
+            f"group {config.group_id} has members that run: stop them all first, or let them act: QueryConfig.operate "
+            "and secret_file, and kes run --queries"
+        )
+    try:
+        from streams.queries.operating import ParkedClient, refuse_undone
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"acts of running members: {error}") from None
+
+    async def find() -> list[tuple[int, ParkedQueue]]:
+        async with ParkedClient(config) as client:
+            return await client.find(queue, timeout)
+
+    async def act(found: list[tuple[int, ParkedQueue]]) -> frozenset[str]:
+        async with ParkedClient(config) as client:
+            done = frozenset[str]()
+            for number in sorted({number for number, _ in found}):
+                there = [each.named for at, each in found if at == number]
+                done |= await client.act(
+                    number, wanted.action, there, as_letters=wanted.as_letters, timeout_seconds=timeout
+                )
+            return done
+
+    found = asyncio.run(find())
+    if queue and not found:
+        raise StoreError(_NOT_PARKED)
+    if found:
+        confirm([_row(number, each) for number, each in found])
+    done = asyncio.run(act(found))
+    if queue:
+        refuse_undone(done, found[0][1])
+    return [_row(number, each) for number, each in found if each.queue in done]
+
+
+def _on_stopped(
+    source: EventSource[Any],
+    config: EventSourceConfig,
+    checks: GroupChecks,
+    wanted: ParkedAct,
     queue: str,
     servers: str,
     timeout: float,
-    *,
-    yes: bool,
-    json: bool,
-    as_letters: bool = False,
-) -> None:
-    """Act on one queue, or on all of them (no ``queue``)."""
-    source = stopped_source(name, json=json, yes=yes)
-    config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config)).resolved()
-    with GroupChecks(config, seconds=timeout) as checks:
-        checks.refuse_if_alive()
-        everything = list(range(config.num_partitions))
-        committed = checks.committed(everything)
-        before = {number: position_of(config, checks, config.topic, number, committed[number]) for number in everything}
-        found = _read(source, servers, timeout)
-        chosen = _all(found) if not queue else [_chosen(found, queue)]
-        rows = [_row(number, each) for number, _, each in chosen]
-        if rows and not yes:
-            notices().print(_table(rows))
-            kept = ", as dead letters" if as_letters else ""
-            what = {"retry": "are tried at once", "skip-head": f"lose their first event{kept}", "drop": f"go{kept}"}
-            typer.confirm(f"These queues {what[action]}. Continue?", abort=True, err=True)
-        limit = source.program().message_limit
-        with slot_of(config, "kes-parked", timeout) as slot:
-            for number in sorted({number for number, _, _ in chosen}):
-                changes, gone, now_ms = Changes(), list[Any](), int(time.time() * 1000)
-                for _, parked, each in (one for one in chosen if one[0] == number):
-                    timers = parked.timers
-                    seen = Seen(each.name, each.state.head, each.state.next)
+    confirm: Confirm,
+) -> Rows:
+    checks.refuse_if_alive()
+    everything = list(range(config.num_partitions))
+    committed = checks.committed(everything)
+    before = {number: position_of(config, checks, config.topic, number, committed[number]) for number in everything}
+    found = _read(source, servers, timeout)
+    chosen = _all(found) if not queue else [_chosen(found, queue)]
+    rows = [_row(number, ParkedQueue.of(each)) for number, _, each in chosen]
+    if rows:
+        confirm(rows)
+    limit = source.program().message_limit
+    with slot_of(config, "kes-parked", timeout) as slot:
+        for number in sorted({number for number, _, _ in chosen}):
+            changes, gone, now_ms = Changes(), list[Any](), int(time.time() * 1000)
+            for _, parked, each in (one for one in chosen if one[0] == number):
+                timers = parked.timers
 
-                    def due_of(name: str, timers: dict[str, Timer] = timers) -> int | None:
-                        return timers[name].due_ms if name in timers else None
+                def due_of(name: str, timers: dict[str, Timer] = timers) -> int | None:
+                    return timers[name].due_ms if name in timers else None
 
-                    done = acted(parked.keys, seen, action, now_ms, due_of)
-                    assert done is not None  # it was read just now
-                    changes |= {
-                        timer_key(changed): None if timer is None else encode_timer(timer)
-                        for changed, timer in done[0].items()
-                    }
-                    if as_letters:
-                        gone += letters(config, number, done[1], timers.get, each.state.error, now_ms, limit)
-                position = before[number]
-                carried = msgspec.UNSET if position.record is None else position.record.inputs
-                writer = StoppedPartition(config, checks, slot, number, committed[number])
-                writer.write_whole(position, changes, carried, gone)
-    emit({"action": action, "dead_letters": as_letters, "queues": rows}, json, lambda: _table(rows))
+                done = acted(
+                    parked.keys, Seen(each.name, each.state.head, each.state.next), wanted.action, now_ms, due_of
+                )
+                assert done is not None  # it was read just now
+                changes |= {
+                    timer_key(changed): None if timer is None else encode_timer(timer)
+                    for changed, timer in done[0].items()
+                }
+                if wanted.as_letters:
+                    gone += letters(config, number, done[1], timers.get, each.state.error, now_ms, limit)
+            position = before[number]
+            carried = msgspec.UNSET if position.record is None else position.record.inputs
+            writer = StoppedPartition(config, checks, slot, number, committed[number])
+            writer.write_whole(position, changes, carried, gone)
+    return rows
 
 
 def _all(found: Mapping[int, Parked]) -> list[tuple[int, Parked, Queue]]:

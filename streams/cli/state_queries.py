@@ -153,4 +153,5 @@ def _facts(answer: Answer[Any], key: str) -> dict[str, Any]:
         "positions": {str(place): offset for place, offset in answer.positions.items()},
         "as_of": answer.as_of,
         "served_by": answer.served_by,
+        "parked": answer.parked,
     }

@@ -17,14 +17,16 @@ from streams.cli.console import complain
 from streams.cli.folders import Receive, partitions_on_disk, read_partitions
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.manifests import Manifest, SnapshotRefused
-from streams.errors import DecodeError, StoreError, TopicError
+from streams.core.parking import PREFIX, BrokenQueue, ParkedKeys
+from streams.core.timers import Timer
+from streams.errors import DecodeError, OffsetError, StoreError, TopicError
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.looks.addresses import brokers
 from streams.looks.records import plain, plain_bytes, plain_text
 from streams.looks.scans import OffsetProgress, late_lines
 from streams.records import IncomingRecord
-from streams.runtime.changelog import KEPT_PREFIXES
+from streams.runtime.changelog import KEPT_PREFIXES, TIMER_PREFIX, decode_timer
 from streams.runtime.keeping.folders.entries import Damaged, decode_pieces
 from streams.runtime.keeping.snapshots.bundles import SnapshotStore, open_snapshots
 from streams.settings.groups import StateConfig
@@ -90,6 +92,28 @@ class StateAt(NamedTuple):
             else:
                 self.entries[key] = record.value
         return self._replace(offset=max(self.offset, records[-1].offset)) if records else self
+
+
+class Parked(NamedTuple):
+    """The parked keys of one partition, and its timers by name."""
+
+    keys: ParkedKeys
+    timers: dict[str, Timer]
+
+
+def parked_of(number: int, entries: Mapping[bytes, bytes]) -> Parked:
+    """Return the parked keys in a state. Raises ``OffsetError`` for one that cannot be read."""
+    timers: dict[str, Timer] = {}
+    for key, value in entries.items():
+        if key.startswith(TIMER_PREFIX):
+            name, timer = decode_timer(IncomingRecord("", number, 0, key, value, None))
+            if timer is not None:
+                timers[name] = timer
+    try:
+        keys = ParkedKeys(timer for name, timer in timers.items() if name.startswith(PREFIX))
+    except BrokenQueue as error:
+        raise OffsetError(f"partition {number}: {error}") from error
+    return Parked(keys, timers)
 
 
 class ExportedLine(msgspec.Struct, omit_defaults=True, kw_only=True):

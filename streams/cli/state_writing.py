@@ -24,7 +24,7 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, config_at, n
 from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
-from streams.cli.state_sources import StateAt, from_export, state_of
+from streams.cli.state_sources import StateAt, from_export, parked_of, state_of
 from streams.cli.tail import time_of
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
@@ -91,6 +91,10 @@ def import_(
             raise StoreError(f"{file} has the partition {number}, and {found.config.topic} has none of that number")
         for key, value in _without_rows(state.entries).items():
             check_entry(store, file, number, key, value)
+        try:
+            parked_of(number, state.entries)
+        except OffsetError as error:  # a start would refuse it
+            raise StoreError(f"{file}: {error}") from error
     store.revoked()
 
     def changes(number: int, there: State) -> Changes:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
@@ -17,10 +15,7 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listen
 from streams.cli.console import emit
 from streams.core.visits import joined_runs
 from streams.errors import BrokerUnavailable, ConfigError
-from streams.kafka.group.status_board import StatusBoard
-from streams.kafka.questions.group_view import GroupQuestions
-from streams.kafka.wire.security import Security
-from streams.looks.group_live import live_status
+from streams.looks.group_live import LiveGroup
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 from streams.statistics import VisitRunStatistics
@@ -82,13 +77,8 @@ def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRun
         raise ConfigError(
             f"this source has no visit {name!r}; it has {', '.join(source._declared.router.visits) or 'none'}"
         )
-    security = Security.of(config.client_settings)
-    with (
-        closing(GroupQuestions(config.bootstrap_servers, security)) as questions,
-        closing(StatusBoard(config.bootstrap_servers, "kes-cli", security, config.group_id)) as board,
-    ):
-        view = questions.describe_group(config.group_id, timeout)
-        live, problems = live_status(board, view, timeout, time.time(), config.offsets_topic)
+    with LiveGroup(config, "kes-cli") as group:
+        view, live, problems = group.read(timeout)
     if not live:
         members = ", ".join(sorted(member.instance for member in view.members))
         why = f"{members}: nothing is published by them (yet)" if members else "none is running"

@@ -65,8 +65,18 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
         """Return the name of the queue that it belongs into. Without a key it has one of its own."""
         if self.key is not None:
             return queue_name(self.key)
-        place = f"timer {self.topic}@{self.timestamp_ms}" if self.is_timer else f"{self.topic}@{self.offset}"
-        return PREFIX + hashlib.blake2b(place.encode(), digest_size=16, person=b"null").hexdigest()
+        return PREFIX + hashlib.blake2b(self._place, digest_size=16, person=b"null").hexdigest()
+
+    def first_number(self, now_ms: int) -> int:
+        """Return its number as the first event of a new queue: another one than in an earlier queue of its key, so an
+        operator's request that comes late meets no other event under the number that it names."""
+        digest = hashlib.blake2b(b"%s %d" % (self._place, now_ms), digest_size=4).digest()
+        return int.from_bytes(digest, "big") >> 2  # far from the last number of eight digits
+
+    @property
+    def _place(self) -> bytes:
+        at = f"timer {self.topic}@{self.timestamp_ms}" if self.is_timer else f"{self.topic}@{self.offset}"
+        return at.encode()
 
 
 def queued_record(
@@ -237,7 +247,9 @@ class ParkedKeys:
 
     def _restore_events(self, queue: Queue, pieces: Mapping[int, Mapping[int, bytes]]) -> None:
         state = queue.state
-        if not 0 <= state.head < state.next or sorted(pieces) != list(range(state.head, state.next)):
+        # The count first: the numbers of a foreign record may be any, and a range of them would not fit into memory.
+        fits = 0 <= state.head < state.next and state.next - state.head == len(pieces)
+        if not fits or sorted(pieces) != list(range(state.head, state.next)):
             raise BrokenQueue(
                 f"the queue {queue.name} goes from {state.head} to {state.next}, and has the events {sorted(pieces)}"
             )
@@ -314,8 +326,9 @@ class ParkedKeys:
     ) -> dict[str, Timer | None]:
         """Return the changes that park a key, with this event as the head. In pieces of so many bytes at most."""
         name = queued.queue_name
-        pieces, size = _pieces(name, 0, queued, most)
-        state = QueueState(0, 1, size, now_ms, attempts, now_ms, error[:LONGEST_ERROR], handler, owner)
+        number = queued.first_number(now_ms)
+        pieces, size = _pieces(name, number, queued, most)
+        state = QueueState(number, number + 1, size, now_ms, attempts, now_ms, error[:LONGEST_ERROR], handler, owner)
         return {name: QueueRecord.of(name, due_ms, state), **pieces}
 
     def lacks_room(self, config: ParkingConfig, key: bytes | None, size: int) -> str:

@@ -23,7 +23,8 @@ Action: TypeAlias = Literal["retry", "skip-head", "drop"]
 
 
 class Seen(NamedTuple):
-    """A queue as an operator has seen it: so a request that is repeated, or crosses an attempt, does nothing."""
+    """A queue as an operator has seen it: so a request that is repeated, or crosses an attempt, does nothing. Events
+    that have queued since do not matter where only the head goes."""
 
     name: str
     head: int
@@ -36,7 +37,7 @@ def acted(
     """Return the changes of an operator's act, and the events that go. ``None``: the queue is another one by now.
     ``due_of``: the due time of a timer, by its name, while it is set."""
     queue = parked.by_name.get(seen.name)
-    if queue is None or (queue.state.head, queue.state.next) != seen[1:]:
+    if queue is None or queue.state.head != seen.head or (action == "drop" and queue.state.next != seen.next):
         return None
     if action == "retry":
         return queue.due(now_ms), []

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
 from streams.errors import BrokerUnavailable, ConfigError
 from streams.kafka.group.status_board import Note, StatusBoard, WirePartition
-from streams.kafka.questions.group_view import GroupView
+from streams.kafka.questions.group_view import GroupQuestions, GroupView
+from streams.kafka.wire.security import Security
+from streams.looks.figures import duration
 from streams.runtime.status import REBALANCES as PUBLISHED
 from streams.runtime.status import MemberStatus, status_of
-from streams.statistics import CopyStatistics, RebalanceStatistics
+from streams.settings.config import EventSourceConfig
+from streams.statistics import CopyStatistics, ParkedStatistics, RebalanceStatistics
 
 FOREIGNERS: Final = 32
 """Members whose notes are requested, one request each, in a group without a member that is known as ours."""
 REBALANCES: Final = 5
 """Number of the last rebalances that are shown."""
+PARKED_SHOWN: Final = 5
+"""Partitions with parked keys that are named in one line."""
 
 _copy_of: Final[msgspec.json.Decoder[CopyStatistics]] = msgspec.json.Decoder(CopyStatistics)
 
@@ -76,6 +81,59 @@ def decoded(notes: Mapping[WirePartition, Note], now: float | None = None) -> Li
     current = {partition: copy for partition, copy in copies.items() if partition in status.copies}
     age = max(0.0, (time.time() if now is None else now) - status.at_ms / 1000)
     return LiveMember(status, current, age)
+
+
+class LiveGroup:
+    """A group whose members' notes are read again and again, between ``with`` and its end. Blocks; one thread. Raises
+    ``BrokerUnavailable`` and ``ConfigError``."""
+
+    def __init__(self, config: EventSourceConfig, client_id: str) -> None:
+        security = Security.of(config.client_settings)
+        self._config = config
+        self._questions = GroupQuestions(config.bootstrap_servers, security)
+        self._board = StatusBoard(config.bootstrap_servers, client_id, security, config.group_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._board.close()
+        self._questions.close()
+
+    def read(self, seconds: float) -> tuple[GroupView, Live, tuple[str, ...]]:
+        """Return the group, its members' status, and what could not be found out."""
+        view = self._questions.describe_group(self._config.group_id, seconds)
+        return view, *live_status(self._board, view, seconds, time.time(), self._config.offsets_topic)
+
+
+def parked_in(live: Live) -> list[ParkedStatistics]:
+    """Return the parked keys of the partitions that members report, the oldest first."""
+    found: dict[int, ParkedStatistics] = {}
+    # Of a partition that has just moved there may be two notes: the newer one counts.
+    for member in sorted(live.values(), key=lambda member: member.status.at_ms):
+        found |= {each.partition: each for each in member.status.parked}
+    return sorted(found.values(), key=lambda each: each.since_ms)
+
+
+def parked_text(live: Live, now: float) -> str:
+    """``2 parked keys with 17 events: partition 1 (1 key, 9 events, for 3 min); ...``; empty: members report none.
+    ``now`` in seconds since the epoch."""
+    parked, more = parked_in(live), sum(member.status.parked_more for member in live.values())
+    if not parked:
+        return ""
+    keys, events = sum(each.keys for each in parked), sum(each.events for each in parked)
+    named = [
+        f"partition {each.partition} ({_many(each.keys, 'key')}, {_many(each.events, 'event')}, for "
+        f"{duration(max(0.0, now - each.since_ms / 1000))})"
+        for each in parked[:PARKED_SHOWN]
+    ]
+    more += len(parked) - len(named)
+    rest = f"; and {_many(more, 'further partition')}" if more else ""
+    return f"{_many(keys, 'parked key')} with {_many(events, 'event')}: {'; '.join(named)}{rest}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def rebalances(live: Live, instances: Mapping[str, str]) -> list[RebalanceStatistics]:

@@ -12,7 +12,7 @@ from streams.kafka.questions.lags import PartitionLag
 from streams.kafka.wire.group_bytes import ranges
 from streams.looks.figures import duration
 from streams.looks.group_folders import shelf_facts
-from streams.looks.group_live import Live, LiveMember, rebalances
+from streams.looks.group_live import Live, LiveMember, parked_in, rebalances
 from streams.model.group import Copies
 from streams.statistics import CopyStatistics
 
@@ -186,6 +186,7 @@ def facts(picture: Picture) -> dict[str, Any]:
         "lag": sum(lag) if lag else None,
         "members": [_member_facts(member, called, picture.live, moving) for member in view.members],
         "partitions": [_partition_facts(row) for row in partition_rows(picture)],
+        "parked": [msgspec.structs.asdict(each) for each in parked_in(picture.live)],
         "rebalances": [msgspec.structs.asdict(entry) for entry in rebalances(picture.live, called)],
         "notes": list(picture.notes),
     }

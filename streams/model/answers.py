@@ -19,6 +19,8 @@ class Answer(msgspec.Struct, Generic[T], frozen=True):
     ``positions``: of each input of the partition, the offset below which all events are in it; the ``at_least`` of a
     later query, also together with those of other partitions. ``as_of``: everything that was committed before this
     moment (seconds since the epoch, by the clock of the caller) is in it. ``served_by``: the instance that answered.
+    ``parked``: events of the key wait in its queue (``PARK``): the position has passed them, and what they would change
+    is not in the answer. It is ``False`` for a query that names a partition and no key.
     """
 
     value: T
@@ -26,3 +28,4 @@ class Answer(msgspec.Struct, Generic[T], frozen=True):
     positions: Mapping[TopicPartition, int]
     as_of: float
     served_by: str
+    parked: bool = False

@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
-import ssl
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from functools import partial
-from typing import Any, Final, Generic, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Generic, TypeVar
 
-import aiohttp
 import msgspec
 
 from streams.codecs import codec_for
-from streams.errors import (
-    BrokerUnavailable,
-    ConfigError,
-    NotCaughtUp,
-    NotOwned,
-    Stopped,
-    StoreError,
-    StreamsError,
-)
+from streams.errors import ConfigError, StoreError
 from streams.model.answers import Answer
 from streams.protocols import Codec
-from streams.queries.finding import MemberFinder
-from streams.queries.hedging import hedged
-from streams.queries.routing import Server, is_likely
-from streams.queries.tickets import (
-    SEAL_HEADER,
-    TICKET_HEADER,
-    TicketRefused,
-    check_seal,
-    group_secret,
-    ticket,
-)
+from streams.queries.asking import GroupAsker, together
 from streams.records import Delivery, TopicPartition
 from streams.runtime.ownership.replicas import make_store
-from streams.runtime.queries.questions import (
-    BUSY_SECONDS,
-    MOST_BYTES_IN,
-    MOST_BYTES_READ,
-    PATH,
-    NamedOffset,
-    Question,
-    Refusal,
-    Reply,
-)
-from streams.sak.forks import MadeHere
+from streams.runtime.queries.questions import NamedOffset, Question, Reply
 from streams.sak.murmur2 import partition_of
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
@@ -58,21 +25,10 @@ from streams.stores.table import Table
 K = TypeVar("K")
 V = TypeVar("V")
 
-_REQUEST_SECONDS: Final = 6.0
-_ANSWER_SECONDS: Final = 0.5
-"""Of the time of a request, what is left to the member to say that it cannot answer."""
-_PAUSE_SECONDS: Final = 0.05
-
-_Answered = tuple[Reply, float]
-"""An answer, and when the question was put, by the clock of this process."""
 AtLeast = Delivery | Mapping[TopicPartition, int]
 
 
-class _Busy(NotOwned):
-    """A member has no room for a question, and wants it again."""
-
-
-class StateReader(Generic[K, V]):
+class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
     """Reads the ``Table`` of a running source, from any process::
 
         async with StateReader(config, key=str, value=Account) as accounts:
@@ -91,6 +47,8 @@ class StateReader(Generic[K, V]):
     be, ``TicketRefused`` when the group's secret differs, ``BrokerUnavailable``.
     """
 
+    _reply = Reply
+
     def __init__(
         self,
         config: EventSourceConfig,
@@ -101,13 +59,10 @@ class StateReader(Generic[K, V]):
         value_codec: Codec[V] | None = None,
         routed_by: Callable[[K], str | bytes] | None = None,
     ) -> None:
-        self.config = config.resolved()
-        self._secret = group_secret(config.queries.secret_file)
+        super().__init__(config)
         self._keys: Codec[K] = codec_for(key) if key_codec is None else key_codec
         self._values: Codec[V] = codec_for(value) if value_codec is None else value_codec
         self._routed_by = routed_by
-        self._session: aiohttp.ClientSession | None = None
-        self._finder: MemberFinder
 
     @classmethod
     def of(cls, source: EventSource[Table[K, V]], *, bootstrap_servers: str = "", **settings: Any) -> StateReader[K, V]:
@@ -136,26 +91,6 @@ class StateReader(Generic[K, V]):
         """Return the codecs of keys and values."""
         return self._keys, self._values
 
-    async def __aenter__(self) -> Self:
-        """Connect. The group is looked at by the first read."""
-        self._made_here = MadeHere("this StateReader", ConfigError)
-        self._finder = MemberFinder(self.config)
-        ca = self.config.queries.tls_ca_file
-        context = ssl.create_default_context(cafile=ca or None)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=context, limit=64),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,  # no member compresses, and a forged address could send what grows without end
-        )
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-        await self._finder.close()
-
     # -- reads ---------------------------------------------------------------------------------------------------------
 
     async def get(
@@ -181,12 +116,13 @@ class StateReader(Generic[K, V]):
             at_least=_named(at_least, number),
             confirm=confirm,
             max_staleness=max_staleness,
+            record_key=self._record_key(key, encoded),
         )
         reply, put_at = await self._ask(question, timeout_seconds)
         value = None if reply.value is None else self._values.decode(reply.value)
         positions = {TopicPartition(topic, placed): offset for topic, placed, offset in reply.positions}
         # The question came after it was put: what was there so long before it came, was there so long before this.
-        return Answer(value, reply.partition, positions, put_at - reply.age_seconds, reply.served_by)
+        return Answer(value, reply.partition, positions, put_at - reply.age_seconds, reply.served_by, reply.parked)
 
     async def get_everywhere(
         self,
@@ -202,7 +138,7 @@ class StateReader(Generic[K, V]):
         numbers = range(self.config.num_partitions)
         proof: dict[str, Any] = {"at_least": at_least, "confirm": confirm, "max_staleness": max_staleness}
         asked = (self.get(key, **proof, timeout_seconds=timeout_seconds, partition=number) for number in numbers)
-        return await _together(asked)
+        return await together(asked)
 
     async def len(self, *, max_staleness: float | None = None, timeout_seconds: float = 10.0) -> int:
         """Count the keys of all partitions, each at a moment of its own."""
@@ -210,7 +146,7 @@ class StateReader(Generic[K, V]):
             Question(group=self.config.group_id, kind="len", partition=number, max_staleness=max_staleness)
             for number in range(self.config.num_partitions)
         ]
-        replies = await _together(self._ask(question, timeout_seconds) for question in questions)
+        replies = await together(self._ask(question, timeout_seconds) for question in questions)
         return sum(reply.count for reply, _ in replies)
 
     async def range(
@@ -248,6 +184,12 @@ class StateReader(Generic[K, V]):
     def partition_of(self, key: K) -> int:
         """Return the partition of a key. Raises ``ConfigError`` for a key that is no text or bytes, without
         ``routed_by``."""
+        return partition_of(self._routed(key), self.config.num_partitions)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _routed(self, key: K) -> bytes:
+        """Return the key of the records."""
         try:
             routed: object = key if self._routed_by is None else self._routed_by(key)
         except Exception as error:  # of the user's function
@@ -258,9 +200,15 @@ class StateReader(Generic[K, V]):
             raise ConfigError(
                 f"keys are {type(routed).__name__}: say by routed_by=... which key their records have, as text or bytes"
             )
-        return partition_of(routed, self.config.num_partitions)
+        return routed
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    def _record_key(self, key: K, encoded: bytes) -> bytes | None:
+        """Return the key of the records where it is known, and another one than that of the table. Members of older
+        releases refuse a question that names it."""
+        if self._routed_by is None:
+            return None
+        routed = self._routed(key)
+        return None if routed == encoded else routed
 
     def _encoded(self, key: K) -> bytes:
         if key is None:
@@ -276,7 +224,7 @@ class StateReader(Generic[K, V]):
 
         numbers = range(self.config.num_partitions)
         asked = (self._ask(question(number, None), timeout_seconds) for number in numbers)
-        pages = {number: reply for number, (reply, _) in enumerate(await _together(asked))}
+        pages = {number: reply for number, (reply, _) in enumerate(await together(asked))}
         heap = [(page.rows[0][0], number, 0) for number, page in pages.items() if page.rows]
         heapq.heapify(heap)
         while heap:
@@ -289,132 +237,6 @@ class StateReader(Generic[K, V]):
                 page, place = pages[number], 0
             if place < len(page.rows):
                 heapq.heappush(heap, (page.rows[place][0], number, place))
-
-    async def _ask(self, question: Question, timeout_seconds: float) -> _Answered:
-        """Put the question to members until one answers."""
-        if self._session is None:
-            raise Stopped("the reader is not open: enter it, by async with")
-        self._made_here.check()
-        if not timeout_seconds > 0:
-            raise ConfigError(f"timeout_seconds is {timeout_seconds}; it must be more than 0")
-        deadline = time.monotonic() + timeout_seconds
-        nobody = f"no member of {self.config.group_id} has an address for queries (kes run --queries)"
-        reason: StreamsError = NotOwned(nobody)
-        copies, is_first = question.max_staleness is not None, True
-        while (left := deadline - time.monotonic()) > 0:
-            try:  # the owner alone can answer a read that no copy may: it comes first once, also if it was silent
-                asked = await self._finder.candidates(
-                    question.partition, left, copies=copies, silent_last=copies or not is_first
-                )
-            except BrokerUnavailable:
-                if is_first:
-                    raise
-                break  # a member has said more than that
-            if is_first:  # the description may be too old: look once more before others are bothered
-                asked = [each for each in asked if copies and is_likely(each, question.partition)] or asked[:1]
-            answered = await (self._hedged if copies else self._in_turn)(asked, question, deadline)
-            if isinstance(answered, tuple):
-                return answered
-            reason, is_first = answered or reason, False
-            self._finder.forget()
-            await asyncio.sleep(min(_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
-        where = f"{self.config.topic}[{question.partition}]"
-        raise type(reason)(f"{where}: no answer within {timeout_seconds:g} s; the last reason: {reason}")
-
-    async def _in_turn(
-        self, servers: list[Server], question: Question, deadline: float
-    ) -> _Answered | StreamsError | None:
-        """Ask one member after the other. Returns the answer, or the last reason why there is none."""
-        reason: StreamsError | None = None
-        for server in servers:
-            answered = await self._put_until(server, question, deadline)
-            if isinstance(answered, tuple):
-                return answered
-            reason = answered or reason
-        return reason
-
-    async def _hedged(
-        self, servers: list[Server], question: Question, deadline: float
-    ) -> _Answered | StreamsError | None:
-        """Ask the owner, and members with a copy as well while it is silent. Returns as ``_in_turn``."""
-
-        async def look() -> list[Server]:
-            left = deadline - time.monotonic()
-            try:
-                await self._finder.refresh(left)
-                found = await self._finder.candidates(question.partition, left, copies=True, silent_last=True)
-            except BrokerUnavailable:  # the members may answer all the same
-                return []
-            return [each for each in found if is_likely(each, question.partition)]
-
-        put = partial(self._put_until, question=question, deadline=deadline)
-        return await hedged(question.partition, servers, put, look, self._finder.note_silence)
-
-    async def _put_until(self, server: Server, question: Question, deadline: float) -> _Answered | StreamsError | None:
-        """Put the question to one member, again while it is busy. Returns its answer, or the reason why there is none;
-        ``None``: there was no time."""
-        reason: StreamsError | None = None
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                put_at = time.time()
-                return await self._put(server, question, left), put_at
-            except _Busy as error:
-                reason = NotOwned(str(error))
-                await asyncio.sleep(min(max(_PAUSE_SECONDS, BUSY_SECONDS), max(0.0, deadline - time.monotonic())))
-            except (NotOwned, NotCaughtUp, TicketRefused) as error:  # of a forged note, perhaps
-                return error
-        return reason
-
-    async def _put(self, server: Server, question: Question, left: float) -> Reply:
-        """Put the question to one member. Raises ``NotOwned`` also for one that does not answer."""
-        assert self._session is not None
-        most = min(left, _REQUEST_SECONDS)
-        patience = most - min(_ANSWER_SECONDS, most / 4)
-        body = msgspec.json.encode(msgspec.structs.replace(question, timeout_seconds=patience))
-        if len(body) > MOST_BYTES_IN:
-            raise ConfigError(f"the question has {len(body)} bytes, its keys included; members take {MOST_BYTES_IN}")
-        asked = ticket(self._secret, "POST", PATH, body, server.address, time.time())
-        timeout = aiohttp.ClientTimeout(total=most, ceil_threshold=2 * most)  # a longer one is rounded up
-        try:
-            async with self._session.post(
-                server.address + PATH,
-                data=body,
-                headers={TICKET_HEADER: asked, "content-type": "application/json"},
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
-                content = await response.content.read(MOST_BYTES_READ)
-                while not response.content.at_eof() and len(content) < MOST_BYTES_READ:
-                    content += await response.content.read(MOST_BYTES_READ - len(content))
-                status, sealed = response.status, response.headers.get(SEAL_HEADER, "")
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            self._finder.note_silence(server)
-            raise NotOwned(f"{server.instance} at {server.address} does not answer: {error!r}") from None
-        if status == 401 and not sealed:
-            raise TicketRefused(
-                f"{server.instance} at {server.address} does not accept the ticket: secret or clocks differ"
-            )
-        if not sealed and status in (413, 503, 504):
-            raise NotOwned(f"{server.instance} at {server.address} is busy ({status})")
-        check_seal(self._secret, sealed, asked, status, content)
-        self._finder.note_answer(server)
-        if status == 200:
-            return msgspec.json.decode(content, type=Reply)
-        refusal = msgspec.json.decode(content, type=Refusal)
-        kinds = {"Busy": _Busy, "NotCaughtUp": NotCaughtUp, "ConfigError": ConfigError, "StoreError": StoreError}
-        kinds |= dict.fromkeys(("NotOwned", "MembershipLost", "Stopped"), NotOwned)
-        raise kinds.get(refusal.error, StreamsError)(f"{server.instance}: {refusal.message}")
-
-
-async def _together(asked: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Return the answers to all. An error ends the others, which would go on without the reader."""
-    tasks = [asyncio.create_task(each) for each in asked]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _named(at_least: AtLeast | None, partition: int) -> tuple[NamedOffset, ...]:

@@ -1,8 +1,9 @@
 """The HTTP service of a member: it answers the questions of readers that have a ticket. Any loop and thread; the store
 is read on that of the event source.
 
-``query_app`` is an ASGI application with one route (``POST /api/v1/query``), for an application of your own to mount,
-or for ``QueryServer``. It never asks another member: a reader that has come to the wrong one goes to the right one.
+``query_app`` is an ASGI application with two routes (``POST /api/v1/query``, and ``/api/v1/parked`` for operators), for
+an application of your own to mount, or for ``QueryServer``. It never asks another member: a reader that has come to the
+wrong one goes to the right one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -23,13 +24,13 @@ from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, S
 from streams.model.answers import Answer
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_ticket, seal
 from streams.records import TopicPartition
+from streams.runtime.queries.parked import ParkedReply, ParkedRequest, answered, checked_request
 from streams.runtime.queries.points import Crossing, is_point
 from streams.runtime.queries.questions import (
     BUSY_SECONDS,
     LONGEST_SECONDS,
     MOST_BYTES_IN,
     MOST_BYTES_READ,
-    PATH,
     NamedOffset,
     Question,
     Refusal,
@@ -41,6 +42,7 @@ from streams.runtime.queries.questions import (
 from streams.source.event_source import EventSource
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MOST_AT_A_TIME: Final = 64
 
@@ -69,15 +71,25 @@ class _Service:
         self._busy = 0
         self._crossing: Crossing | None = None  # to the present run of the source
 
-    async def answer(self, request: Request) -> Response:
+    def route(self, path: str, reply: Callable[[bytes], Awaitable[Reply | ParkedReply]]) -> Route:
+        """Make a route whose requests ``reply`` answers from their bodies."""
+
+        async def answer(request: Request) -> Response:
+            return await self._answer(request, path, reply)
+
+        return Route(path, answer, methods=["POST"])
+
+    async def _answer(
+        self, request: Request, path: str, reply: Callable[[bytes], Awaitable[Reply | ParkedReply]]
+    ) -> Response:
         asked = request.headers.get(TICKET_HEADER, "")
         is_known = False  # nothing is sealed for a ticket that was not made with the secret
         try:
             async with asyncio.timeout(LONGEST_SECONDS):
                 body = await _body(request)
-                check_ticket(self._secret, asked, "POST", PATH, body, self._address(), time.time())
+                check_ticket(self._secret, asked, "POST", path, body, self._address(), time.time())
                 is_known = True
-                content = msgspec.json.encode(await self._counted(body))
+                content = msgspec.json.encode(await self._counted(reply, body))
                 if len(content) >= MOST_BYTES_READ:
                     raise StoreError(f"the answer has {len(content)} bytes; readers take less than {MOST_BYTES_READ}")
             return self._sealed(asked, 200, content)
@@ -97,13 +109,13 @@ class _Service:
             failed = StreamsError("the question failed at the member, whose log says why")
             return self._sealed(asked if is_known else "", 500, _refusal(failed, "StreamsError"))
 
-    async def _counted(self, body: bytes) -> Reply:
+    async def _counted(self, reply: Callable[[bytes], Awaitable[T]], body: bytes) -> T:
         """Answer, if there is room. Those without a ticket take none of it."""
         if self._busy >= MOST_AT_A_TIME:
             raise _Busy(f"busy: {MOST_AT_A_TIME} requests are under way")
         self._busy += 1
         try:
-            return await self._reply(body)
+            return await reply(body)
         finally:
             self._busy -= 1
 
@@ -113,19 +125,33 @@ class _Service:
             headers[SEAL_HEADER] = seal(self._secret, asked, status, body)
         return Response(body, status, headers, media_type="application/json")
 
-    async def _reply(self, body: bytes) -> Reply:
-        config = self._run.config
-        try:
-            question = msgspec.json.decode(body, type=Question)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"the question cannot be read: {error}") from None
+    async def reply(self, body: bytes) -> Reply:
+        """Answer a question."""
+        config, question = self._run.config, _read(body, Question)
         checked(question, config.group_id, config.num_partitions)
-        loop = self._run.loop
-        if loop is None:
-            raise Stopped("the event source is not running")
+        loop = self._loop()
         if is_point(question):
             return await self._point(question, loop)
-        asking = self._ask(question)
+        return await self._on_its_loop(self._ask(question), loop)
+
+    async def reply_to_operator(self, body: bytes) -> ParkedReply:
+        """Answer a request about parked keys."""
+        config, request = self._run.config, _read(body, ParkedRequest)
+        checked_request(request, config.group_id, config.num_partitions)
+        return await self._on_its_loop(self._operate(request), self._loop())
+
+    async def _operate(self, request: ParkedRequest) -> ParkedReply:
+        async with asyncio.timeout(min(request.timeout_seconds, LONGEST_SECONDS)):
+            return await answered(self._run.present(), request)
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._run.loop is None:
+            raise Stopped("the event source is not running")
+        return self._run.loop
+
+    @staticmethod
+    async def _on_its_loop(asking: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+        """Run it on the loop of the source."""
         try:
             answering = asyncio.run_coroutine_threadsafe(asking, loop)
         except RuntimeError as error:  # its loop is closed
@@ -163,6 +189,7 @@ class _Service:
             answer = await local.query(
                 question.partition,
                 partial(read_of, wanted),
+                key=question.keyed_by,
                 at_least=at_least,
                 confirm=question.confirm,
                 max_staleness=question.max_staleness,
@@ -179,6 +206,7 @@ class _Service:
                 # When the question came: readers count from there, so the time since then would count twice.
                 "age_seconds": max(0.0, age - (read_at - came_at)),
                 "served_by": answer.served_by,
+                "parked": answer.parked,
             }
             if not isinstance(answer.value, TurnRows):
                 is_count = question.kind == "len"
@@ -192,7 +220,21 @@ class _Service:
 def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> Router:
     """Make the ASGI application that answers readers of this source. ``secret``: the group's (``group_secret``).
     ``address``: returns the address in the member's status note, for which tickets are made."""
-    return Router([Route(PATH, _Service(source, secret, address).answer, methods=["POST"])])
+    service = _Service(source, secret, address)
+    # A ticket is for one path: no reader acts by accident.
+    return Router(
+        [
+            service.route(Question.path, service.reply),
+            service.route(ParkedRequest.path, service.reply_to_operator),
+        ]
+    )
+
+
+def _read(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the question cannot be read: {error}") from None
 
 
 def _named(answer: Answer[Any]) -> tuple[NamedOffset, ...]:

@@ -17,7 +17,7 @@ from streams.core import parking
 from streams.core.timers import Timer
 from streams.errors import OffsetError
 from streams.model.tracing import Carrier
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, shown_key
 
 OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
 """Key of the one record per changelog partition and transaction that carries the input offset (protocol, section 6)."""
@@ -266,7 +266,9 @@ def _decode(record: IncomingRecord, kind: type[T], name: str) -> T:
 
 
 def _unreadable(record: IncomingRecord, name: str, error: object) -> OffsetError:
+    key = record.key or b""
+    of = f" {shown_key(key.removeprefix(TIMER_PREFIX))}" if key.startswith(TIMER_PREFIX) else ""
     return OffsetError(
-        f"{record.where}: the {name} cannot be read ({error}): something else writes to the changelog, or a newer "
+        f"{record.where}: the {name}{of} cannot be read ({error}): something else writes to the changelog, or a newer "
         "version of this package does"
     )

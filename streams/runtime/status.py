@@ -22,7 +22,13 @@ from streams.runtime.member import Member
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ports import StatusBoard
-from streams.statistics import CopyStatistics, MoveStatistics, RebalanceStatistics, VisitRunStatistics
+from streams.statistics import (
+    CopyStatistics,
+    MoveStatistics,
+    ParkedStatistics,
+    RebalanceStatistics,
+    VisitRunStatistics,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +48,9 @@ CAUSE_LETTERS: Final = 100
 
 class MemberStatus(msgspec.Struct, frozen=True):
     """The note of a member, apart from its copies, which have notes of their own. ``at_ms``: when it was written,
-    milliseconds since the epoch. ``address``: where it answers queries. ``visits``: runs, over its partitions."""
+    milliseconds since the epoch. ``address``: where it answers queries. ``visits``: runs, over its partitions.
+    ``parked``: of its partitions, that with the oldest parked key first; ``parked_more``: of so many others, which did
+    not fit."""
 
     at_ms: int
     member_id: str
@@ -53,20 +61,24 @@ class MemberStatus(msgspec.Struct, frozen=True):
     rebalances: tuple[RebalanceStatistics, ...]
     address: str = ""
     visits: tuple[VisitRunStatistics, ...] = ()
+    parked: tuple[ParkedStatistics, ...] = ()
+    parked_more: int = 0
 
 
 def note_of(status: MemberStatus) -> str:
-    """Encode the note. Copies are a bitmap in hexadecimal digits, so that thousands fit; of moves, and of the last runs
-    of visits, there are as many as fit."""
+    """Encode the note. Copies are a bitmap in hexadecimal digits, so that thousands fit; of moves, of the last runs of
+    visits, and of partitions with parked keys there are as many as fit."""
     fields: dict[str, Any] = msgspec.structs.asdict(status)
     fields["copies"] = f"{sum(1 << partition for partition in status.copies):x}"
     fields["rebalances"] = [
         msgspec.structs.replace(entry, cause=_short(entry.cause, CAUSE_LETTERS)) for entry in status.rebalances
     ]
-    while len(text := _encoded(fields)) > NOTE_LETTERS and (fields["moves"] or fields["visits"]):
+    while len(text := _encoded(fields)) > NOTE_LETTERS and (fields["moves"] or fields["visits"] or fields["parked"]):
         # The newest runs of visits are the last ones: they stay.
         fields["moves"] = fields["moves"][: len(fields["moves"]) // 2]
         fields["visits"] = fields["visits"][(len(fields["visits"]) + 1) // 2 :]
+        fields["parked"] = fields["parked"][: len(fields["parked"]) // 2]
+        fields["parked_more"] = status.parked_more + len(status.parked) - len(fields["parked"])
     return text
 
 
@@ -158,6 +170,7 @@ class Status:
             tuple(self.rebalances),
             config.queries.address,
             self._visits(),
+            self._parked(),
         )
         # The times are left out: they change with every look, and are no news.
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))
@@ -171,6 +184,14 @@ class Status:
             return ()
         workers = self._member.workers.values()
         return runs_of(visit for worker in workers if worker.state.admits for visit in worker.visits())
+
+    def _parked(self) -> tuple[ParkedStatistics, ...]:
+        found: list[ParkedStatistics] = []
+        for number, worker in self._member.workers.items():
+            keys, events, _, since_ms, _ = worker.timers.parked.figures("")
+            if since_ms is not None and worker.state.admits:
+                found.append(ParkedStatistics(number, keys, events, since_ms))
+        return tuple(sorted(found, key=lambda each: each.since_ms))
 
     def _is_new(self, place: tuple[str, int], gist: str) -> bool:
         before, self._published[place] = self._published.get(place), gist

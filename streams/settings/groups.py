@@ -290,16 +290,20 @@ class QueryConfig(msgspec.Struct, frozen=True, kw_only=True):
     * ``address`` is published for readers: ``https://HOST:PORT``. ``kes run --queries`` fills it in; where it is set,
       further workers take the ports behind it.
     * ``tls_certificate_file`` and ``tls_key_file`` are those of the server. By ``tls_ca_file`` readers check it; empty:
-      by the certificates of the system."""
+      by the certificates of the system.
+    * ``operate`` lets those who have the secret also act on parked keys: ``kes parked retry``, ``skip-head`` and
+      ``drop`` beside running members, and the buttons of the monitor."""
 
     secret_file: str = ""
     address: str = ""
     tls_certificate_file: str = ""
     tls_key_file: str = ""
     tls_ca_file: str = ""
+    operate: bool = False
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        check_type((bool,), "QueryConfig.operate", self.operate, "True or False")
+        for name in self.__struct_fields__[:-1]:
             check_type((str,), f"QueryConfig.{name}", getattr(self, name), "text")
 
 

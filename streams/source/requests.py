@@ -71,4 +71,7 @@ class SourceRequests:
                 "query was called on another event loop than the event source's; use query_threadsafe"
             )
         number = partition_of_key(self._declared.config, key, partition)
-        return await queries.query(number, read, at_least=at_least, confirm=confirm, timeout_seconds=timeout_seconds)
+        named = key.encode() if isinstance(key, str) else key
+        return await queries.query(
+            number, read, key=named, at_least=at_least, confirm=confirm, timeout_seconds=timeout_seconds
+        )

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from streams.errors import BrokerUnavailable, NotCaughtUp, NotOwned, StreamsError
+from streams.errors import BrokerUnavailable, ConfigError, NotCaughtUp, NotOwned, StreamsError
 from streams.sak.harmless import harmless
 from streams.web.actions import ActionRefused
 from streams.web.doors import refused
@@ -108,6 +108,17 @@ async def _letters(site: Site, request: Request) -> Any:
         raise _refusal_of(error) from error
 
 
+async def _parked(site: Site, request: Request) -> Any:
+    if site.parked is None:
+        raise RequestRefused(404, "no source is named")
+    try:
+        return await site.parked.read()
+    except ConfigError as error:  # no secret is named here
+        raise RequestRefused(404, harmless(str(error))) from error
+    except StreamsError as error:
+        raise _refusal_of(error) from error
+
+
 async def _actions(site: Site, request: Request) -> Any:
     return [
         {
@@ -163,6 +174,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/views/{topic}", "The value of one key of a view.", Scope.QUERY, _view_key, _KEYS),
     Endpoint("GET", "/state", "The committed value of a key, from its owner.", Scope.QUERY, _state_key, _STATE_KEYS),
     Endpoint("GET", "/dead-letters", "Open dead letters, page by page.", Scope.QUERY, _letters, _LETTERS),
+    Endpoint("GET", "/parked-keys", "The parked keys that wait longest, from their owners.", Scope.QUERY, _parked),
     Endpoint("GET", "/actions", "Actions, with their last runs.", Scope.LOOK, _actions),
     Endpoint(
         "POST", "/actions/{name}/start", "Start a run of an action.", Scope.ACT, _start, _NAME, {"type": "object"}

@@ -87,6 +87,7 @@ class OwnerReads:
             **_found(None if absence else answers[0].value),
             "note": absence or (f"partitions that have the key too, with values of their own: {others}" * bool(others)),
             "partition": None if absence and others else answers[0].partition,
+            "parked": any(answer.parked for answer in answers),
             "served_by": ", ".join(sorted({answer.served_by for answer in answers})),
             "positions": {str(place): offset for answer in answers for place, offset in answer.positions.items()},
             "as_of_ms": int(min(answer.as_of for answer in answers) * 1000),

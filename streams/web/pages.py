@@ -40,6 +40,7 @@ _PAGES: Final = {
     "views": "/views",
     "state": "/state",
     "dead letters": "/dead-letters",
+    "parked keys": "/parked-keys",
     "actions": "/actions",
     "settings": "/settings",
 }
@@ -52,6 +53,9 @@ REPLAY: Final = "replay-dead-letters"
 """The built-in action that sends dead letters again."""
 DROP: Final = "drop-dead-letters"
 """The built-in action that settles dead letters without sending them."""
+ACT: Final = "act-on-parked-keys"
+"""The built-in action that has parked keys tried at once, or lets their events go."""
+_BUILT_IN: Final = (REPLAY, DROP, ACT)
 
 
 class Pages:
@@ -108,6 +112,7 @@ class Pages:
             Route("/actions/cancel", self._cancel, methods=["POST"]),
             Route("/dead-letters/replay", self._settle(REPLAY), methods=["POST"]),
             Route("/dead-letters/drop", self._settle(DROP), methods=["POST"]),
+            Route("/parked-keys/act", self._act_on_parked, methods=["POST"]),
             Route(STREAM_PATH, self._events),
             Route("/static/{name}", self._file),
             Route("/live", self._live),
@@ -165,8 +170,10 @@ class Pages:
                     given["found"] = problem_with(error)
         elif name == "dead letters":
             given.update(await self._letters(request) if site.letters and given["may_query"] else {"letters": None})
+        elif name == "parked keys":
+            given["parked"] = await self._parked() if site.parked and given["may_query"] else None
         elif name == "actions":
-            given["actions"] = [action for action in site.actions.values() if action.name not in (REPLAY, DROP)]
+            given["actions"] = [action for action in site.actions.values() if action.name not in _BUILT_IN]
             given["running"] = [action.name for action in site.actions.values() if action.running]
         elif name == "settings":
             try:
@@ -228,6 +235,14 @@ class Pages:
             "first": f"/dead-letters?{urlencode(given)}" if asked.after else "",
             "next": f"/dead-letters?{urlencode({**given, 'after': letters['next']})}" if letters["next"] else "",
         }
+
+    async def _parked(self) -> dict[str, Any]:
+        table = self._site.parked
+        assert table is not None
+        try:
+            return await table.read()
+        except StreamsError as error:
+            return table.nothing(str(error))
 
     def _found(self, request: Request) -> dict[str, Any] | None:
         topic, text = request.query_params.get("topic"), request.query_params.get("key")
@@ -341,6 +356,22 @@ class Pages:
             return RedirectResponse("/actions", 303)
 
         return start
+
+    async def _act_on_parked(self, request: Request) -> Response:
+        action, form = self._site.actions.get(ACT), fields_of(request.state.body)
+        if action is None:
+            return self.refuse(request, 404, "no source is named")
+        deed, places = form.get("deed", [""])[-1], form.get("place", [])
+        if not places:
+            return await self._render(request, "parked keys", 400, "Choose keys first.")
+        if deed != "retry" and not form.get("sure"):
+            return await self._render(request, "parked keys", 400, "To let events go, say that you are sure.")
+        as_letters = deed != "retry" and bool(form.get("letters"))
+        try:
+            action.start({"action": deed, "places": places, "as_letters": as_letters}, self._site.who(request))
+        except ActionRefused as error:
+            return await self._render(request, "parked keys", 409 if action.running else 400, str(error))
+        return RedirectResponse("/actions", 303)
 
     # -- files, probes, metrics ----------------------------------------------------------------------------------------
 

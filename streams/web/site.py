@@ -20,6 +20,7 @@ from streams.web.actions import RegisteredAction
 from streams.web.board import Board
 from streams.web.letters import DeadLetters
 from streams.web.look_up import OwnerReads
+from streams.web.parked import ParkedTable
 
 
 class Probes(Protocol):
@@ -48,6 +49,7 @@ class Site:
     views: Sequence[View[Any, Any]] = ()
     letters: DeadLetters | None = None
     owners: OwnerReads | None = None
+    parked: ParkedTable | None = None
     probes: Probes | None = None
     actions: dict[str, RegisteredAction] = field(default_factory=dict)
 

@@ -17,8 +17,9 @@ from tests.broker.permissions_kit import (
 command("lag", rights=["Describe topic SOURCE", "Describe group GROUP"], behind=1)
 command("group", rights=["Describe group GROUP"], behind=1)
 commands(
-    "`kes state ls`, `get`, `scan`, `export`, `diff`, `verify --what changelog`",
+    "`kes state ls`, `get`, `scan`, `export`, `diff`, `verify --what changelog`; `kes parked list`, `show`",
     "state ls",
+    "parked list",
     "state get a",
     "state scan",
     "state export FILE",

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 from streams import EventSource, Journal, Table, View
 from streams.queries import QueryServer, StateReader
+from streams.queries.operating import ParkedClient
 from streams.settings.groups import QueryConfig
 from tests.broker.engine_kit import Running
 from tests.broker.permissions_commands import SEEN
@@ -43,7 +44,7 @@ async def view_of(office: Office, kes: Kes) -> None:
 
 
 @feature(
-    "`StateReader`, `kes state get --ask-owner`",
+    "`StateReader`, `kes state get --ask-owner`; `kes parked retry`, `skip-head`, `drop` by running members",
     "Describe topic SOURCE",
     "Describe group GROUP",
     "Describe group GROUP.*",
@@ -64,6 +65,8 @@ async def state_reader(office: Office, kes: Kes) -> None:
             config = office.lab.config(queries=queries, **office.user)
             async with StateReader(config, key=str, value=int) as reader:
                 assert (await reader.get("a")).value == 1
+            async with ParkedClient(config) as operators:
+                assert await operators.find("", 10.0) == []
     finally:
         await asyncio.to_thread(server.close)
 

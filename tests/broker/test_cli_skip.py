@@ -6,6 +6,7 @@ import asyncio
 import io
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,10 +17,13 @@ from streams.cli import main
 from streams.errors import EventFailure, OffsetError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.writing.blocking import BlockingSlot
+from streams.queries import QueryServer
 from streams.runtime.changelog import OFFSET_KEY
+from streams.settings import QueryConfig
 from tests.broker.client_kit import writing
 from tests.broker.engine_kit import Lab, Running, facts, start_failure
-from tests.unit.waiting import stays, wait_until
+from tests.unit.private_kit import private
+from tests.unit.waiting import PATIENCE, stays, wait_until
 from tests.vocabulary import Totals, added
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
@@ -245,7 +249,7 @@ async def test_an_end_before_the_commit_leaves_everything_as_it_was(
         assert [facts(letter)["offset"] for letter, _ in await lab.dead_letters()] == ["1"]
 
 
-async def test_parked_keys_are_listed_shown_and_let_go(lab: Lab, kes: Kes) -> None:
+async def test_parked_keys_are_listed_shown_and_let_go(lab: Lab, kes: Kes, tmp_path: Path) -> None:
     await lab.create()
     source = lab.telling(instance_id="shop", decode_policy=PARK)
     await lab.add("a")
@@ -280,8 +284,34 @@ async def test_parked_keys_are_listed_shown_and_let_go(lab: Lab, kes: Kes) -> No
     assert (await parked("drop", "--queue", second["queue"], "--yes"))[0] == 0
     assert (await parked("drop", b"bad".hex(), "--hex", "--yes"))[0] == 0
     assert (await parked("list"))[:2] == (0, {"parked": []})
-    await lab.add("b")
-    async with Running(source) as running:
-        await running.until_handled(5, 0)
+
+    queries = QueryConfig(secret_file=str(private(tmp_path / "secret", "the secret of this group")), operate=True)
+    source = lab.telling(instance_id="shop", decode_policy=PARK, queries=queries)
+    await lab.send(POISON, b"bad")
+    await lab.send(POISON, None)
+    await lab.send(added("b"), b"bad")
+    await lab.flush()
+    server = QueryServer(source, "127.0.0.1:0")
+    async with Running(source) as running:  # the owner acts
+        await running.until_handled(7, 0)
+        _, answer, _ = await parked("list")
+        assert [row["events"] for row in answer["parked"]] == [2, 1]
+        async with asyncio.timeout(PATIENCE):  # members report once a second
+            while not (told := (await asyncio.to_thread(kes, source, "lag", behind=1))[1]["parked"]):
+                pass
+        assert [(row["partition"], row["keys"], row["events"]) for row in told] == [(0, 2, 3)]
+        _, found, _ = await asyncio.to_thread(kes, source, "doctor", behind=1)
+        assert ("parked", "warning") in [(each["check"], each["state"]) for each in found["findings"]]
+        code, _, err = await parked("drop", "other", "--yes")
+        assert (code, "not parked" in err) == (1, True), err
+        assert (await parked("retry", "--all", "--yes"))[0] == 0
+        assert (await parked("drop", "--queue", answer["parked"][1]["queue"], "--yes"))[0] == 0
+        code, answer, err = await parked("skip-head", "bad", "--dead-letter", "--yes")
+        assert (code, answer and answer["queues"][0]["events"]) == (0, 2), err
+        assert len(await lab.dead_letters()) == 2
+        assert (await parked("list"))[:2] == (0, {"parked": []})
+        server.close()
+        code, _, err = await parked("drop", "bad", "--yes", "--timeout", "1")
+        assert (code, "no answer within 1 s" in err) == (1, True), err
     assert sorted(await lab.totals()) == [("a", 1), ("b", 1)]
     await lab.check_settled(lab.topic, lab.output, lab.changelog, lab.dead_letter_topic)

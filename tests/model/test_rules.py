@@ -1,5 +1,5 @@
-"""Folders, inputs, a journal, lookups, markers, an outbox and snapshots, searched state by state: with all its rules
-each holds, without any one it does not."""
+"""Folders, inputs, a journal, lookups, markers, an outbox, parked keys and snapshots, searched state by state: with all
+its rules each holds, without any one it does not."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.model import (
     lookup_rules,
     marker_rules,
     outbox_rules,
+    parking_rules,
     snapshot_rules,
 )
 from tests.model.search import search
@@ -29,6 +30,7 @@ MODELS: dict[type[Enum], tuple[type[Any], ModuleType, Any]] = {
     lookup_rules.LookupRule: (lookup_rules.LookupModel, lookup_rules, lookup_rules.STANDARD[:1]),
     marker_rules.MarkerRule: (marker_rules.MarkerModel, marker_rules, marker_rules.STANDARD),
     outbox_rules.OutboxRule: (outbox_rules.OutboxModel, outbox_rules, outbox_rules.STANDARD[:1]),
+    parking_rules.ParkingRule: (parking_rules.ParkingModel, parking_rules, parking_rules.STANDARD[:1]),
     snapshot_rules.SnapshotRule: (snapshot_rules.SnapshotModel, snapshot_rules, snapshot_rules.STANDARD),
 }
 """By the rules of each: its model, the module of its worlds, and those worlds that every change explores."""

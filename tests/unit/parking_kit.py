@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from streams import PARK, EventContext, EventSource, EventSourceConfig, Retry, Table, event_type
+from streams.runtime.partition.parked_events import QUEUES
 from streams.testing import TestDriver
 
 
@@ -34,10 +35,11 @@ class Bank:
         self.attempts: list[tuple[int, int]] = []
         self.policy = policy
         self.settings = settings
+        self.engine: Any = None
 
     def source(self) -> EventSource[Table[str, tuple[int, ...]]]:
         config = EventSourceConfig(group_id="bank", topic="adds", num_partitions=1, **self.settings)
-        source = EventSource(config, store=Table.factory(key=str, value=tuple[int, ...]))
+        source = EventSource(config, store=Table.factory(key=str, value=tuple[int, ...], engine=self.engine))
 
         @source.on(on_error=self.policy)
         def on_add(ctx: EventContext[Table[str, tuple[int, ...]]], event: Add) -> None:
@@ -74,3 +76,15 @@ def redeploy(driver: TestDriver[Any]) -> None:
     driver.leave()
     driver.restart()
     driver.settle()
+
+
+def parked_records(driver: TestDriver[Any]) -> dict[bytes, bytes]:
+    """The records of all queues, as they are committed in the changelog."""
+    world, found = driver._world, dict[bytes, bytes]()
+    log = world.broker.log(world.config.changelog, 0)
+    for record in log.committed(0, log.end):
+        if record.key is not None and record.key.startswith(QUEUES):
+            found.pop(record.key, None)
+            if record.value is not None:
+                found[record.key] = record.value
+    return found

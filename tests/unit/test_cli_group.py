@@ -22,7 +22,9 @@ from streams.kafka.wire import group_bytes
 from streams.looks import group_picture, group_reader
 from streams.looks.group_picture import Picture, facts, partition_rows
 from streams.model.group import Assignment, Copies, MemberReport, Shelf
+from streams.statistics import ParkedStatistics
 from tests.unit.cli_group_kit import (
+    BEGAN,
     Cluster,
     described,
     entry,
@@ -159,8 +161,11 @@ def test_a_move_is_shown_only_while_it_is_under_way(moving: GroupView) -> None:
 
 
 def test_the_same_as_data(moving: GroupView) -> None:
-    picture = Picture(view=moving, lags={"orders": lags(1, 2, 3, 4)}, live=handing_over("a", 1, id_of("b")))
+    live = handing_over("a", 1, id_of("b")) | told("b", parked=(ParkedStatistics(2, 1, 9, int(BEGAN * 1000)),))
+    picture = Picture(view=moving, lags={"orders": lags(1, 2, 3, 4)}, live=live)
+    assert "1 parked key with 9 events: partition 2 (1 key, 9 events, for 2 min 05 s)" in text_of(picture)
     found = json.loads(json.dumps(group_picture.facts(picture)))
+    assert found["parked"] == [{"partition": 2, "keys": 1, "events": 9, "since_ms": int(BEGAN * 1000)}]
     assert found["state"] == "Stable"
     assert found["members"][1]["owned"] == {"orders": [1]}
     assert found["members"][0]["releasing"] == {"1": "b"}

@@ -18,6 +18,8 @@ from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.questions.admin import Watermarks, standing
 from streams.kafka.questions.lags import PartitionLag, Tails
 from streams.kafka.settings import ClientSettings
+from streams.statistics import ParkedStatistics
+from tests.unit.cli_group_kit import BEGAN, told
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of
 
 __all__ = ["admin"]  # the fixture
@@ -27,6 +29,47 @@ AT = ("lag", "fleet:source", "--bootstrap-servers", "x:1")
 
 def partition(number: int, committed: int | None, end: int, stable: int | None = None) -> PartitionLag:
     return PartitionLag(number, committed, 0, end if stable is None else stable, end, end - (committed or 0))
+
+
+class Members:
+    """What the members of the source report, or why that is not known."""
+
+    live: Any
+    problems: tuple[str, ...] = ()
+
+    def __init__(self, *given: Any) -> None: ...
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+    def read(self, seconds: float) -> Any:
+        return None, self.live, self.problems
+
+
+@pytest.fixture(autouse=True)
+def members(monkeypatch: pytest.MonkeyPatch) -> type[Members]:
+    found = type("Reported", (Members,), {"live": {}})
+    monkeypatch.setattr(lag, "LiveGroup", found)
+    return found
+
+
+def test_parked_keys_are_named_where_the_lag_is_0(
+    kes: Kes, admin: FakeCluster, slept: list[float], members: type[Members]
+) -> None:
+    since = 100_000 - 180_000
+    members.live = told("a", parked=(ParkedStatistics(1, 2, 17, since),)) | told(
+        "b", at_ms=int(BEGAN * 1000) + 1, parked=(ParkedStatistics(1, 3, 18, since), ParkedStatistics(0, 1, 1, 90_000))
+    )
+    admin.lags = [[partition(0, 7, 7)]] * 8
+    said = "4 parked keys with 19 events: partition 1 (3 keys, 18 events, for 3 min 00 s); partition 0 (1 key, 1 event"
+    assert said in " ".join(kes(*AT).lines)
+    assert kes(*AT, "--json").data["parked"] == [
+        {"partition": 1, "keys": 3, "events": 18, "since_ms": since},
+        {"partition": 0, "keys": 1, "events": 1, "since_ms": 90_000},
+    ]
+    assert said in kes(*WATCH).lines[-1]
+    members.live, members.problems = {}, ("the members' status is not known: not authorised",)
+    assert "parked keys: the members' status is not known: not authorised" in kes(*AT).lines
 
 
 def test_lag_of_a_source_once(kes: Kes, admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +145,9 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         if len(made) == 3:
             raise KeyboardInterrupt
 
-    clock = SimpleNamespace(monotonic=lambda: 100.0 + sum(made), sleep=sleep, strftime=lambda _: "12:00:00")
+    clock = SimpleNamespace(
+        monotonic=lambda: 100.0 + sum(made), time=lambda: 100.0, sleep=sleep, strftime=lambda _: "12:00:00"
+    )
     monkeypatch.setattr(lag, "time", clock)
     return made
 

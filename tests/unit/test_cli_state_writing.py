@@ -17,9 +17,10 @@ import pytest
 from streams import EventSource, EventSourceConfig
 from streams.cli import state, state_repair, state_writing
 from streams.cli.skip import Position
+from streams.core.parking import queue_name
 from streams.errors import OffsetError, StoreError
 from streams.records import IncomingRecord
-from streams.runtime.changelog import OffsetRecord
+from streams.runtime.changelog import OffsetRecord, timer_key
 from streams.stores import NamedTable, Stores
 from tests.unit.cli_kit import Kes
 
@@ -62,6 +63,10 @@ def test_a_partition_without_any_state_is_imported_and_a_cut_file_is_refused(
     file.write_text(line(key=base64.b64encode(b"o1").decode(), value=base64.b64encode(b"{}").decode()))
     refused = kes("state", "import", "shop:source", str(file), "--yes", code=1)
     assert "the line that ends partition 0 is missing: the file is cut off" in refused.words
+    event = timer_key(queue_name(b"ada") + "/00000000")  # of a parked key whose queue is not in the file
+    file.write_text(line(key=base64.b64encode(event).decode(), value="") + line(offset=7))
+    refused = kes("state", "import", "shop:source", str(file), "--yes", code=1)
+    assert "partition 0: the queue @park/" in refused.words
     assert len(changes) == 1
 
 

@@ -102,10 +102,13 @@ def test_acts_are_for_the_queue_that_was_seen() -> None:
     timer = Timer("t", 77, "T", b"", key=b"a")
     parked.apply(queue_of(parked, b"a").followed_by(Queued.of_timer(timer), 512))
     parked.apply(queue_of(parked, b"a").followed_by(Queued.of_timer(Timer("gone", 78, "T", b"", key=b"a")), 512))
-    seen = Seen(queue_name(b"a"), 0, 3)
+    head = queue_of(parked, b"a").state.head
+    seen, before = Seen(queue_name(b"a"), head, head + 3), Seen(queue_name(b"a"), head, head + 2)
     due = {"t": 77, "gone": 99}
-    assert acted(parked, Seen(seen.name, 0, 2), "drop", 1, due.get) is None
-    assert acted(parked, Seen(queue_name(b"x"), 0, 3), "drop", 1, due.get) is None
+    assert acted(parked, before, "drop", 1, due.get) is None
+    assert acted(parked, before, "skip-head", 1, due.get) is not None  # the same head, whatever has queued since
+    assert acted(parked, seen._replace(head=head + 1), "skip-head", 1, due.get) is None
+    assert acted(parked, seen._replace(name=queue_name(b"x")), "drop", 1, due.get) is None
     retried = acted(parked, seen, "retry", 42, due.get)
     assert retried is not None
     parked.apply(retried[0])
@@ -117,11 +120,22 @@ def test_acts_are_for_the_queue_that_was_seen() -> None:
     skipped = acted(parked, seen, "skip-head", 1, due.get)
     assert skipped is not None
     parked.apply(skipped[0])
-    assert queue_of(parked, b"a").state.head == 1
+    assert queue_of(parked, b"a").state.head == head + 1
     parked.apply(dropped[0])  # nothing of what is gone is missed
     parked.apply(dropped[0])
     assert not parked.by_name
     assert not parked.keys
+
+
+def test_a_later_queue_of_a_key_has_other_numbers() -> None:
+    """A request that is late by a whole queue means none of its events."""
+    earlier, later = ParkedKeys(), ParkedKeys()
+    earlier.apply(earlier.begun(record(1), "me", 1, 1, "", "", 1, 512))
+    later.apply(later.begun(record(2), "me", 1, 1, "", "", 1, 512))
+    there = queue_of(earlier, b"k")
+    seen = Seen(there.name, there.state.head, there.state.next)
+    assert acted(earlier, seen, "drop", 1, {}.get) is not None
+    assert acted(later, seen, "drop", 1, {}.get) is None
 
 
 def test_a_queue_without_key_goes_alone() -> None:

@@ -27,8 +27,8 @@ from tests.unit.private_kit import private
 from tests.unit.waiting import PATIENCE, wait_until
 from tests.unit.web_kit import raw, source_of, until_closed
 
-from streams.queries import QueryServer, bounded_protocol, service  # isort: skip
-from streams.queries import reader as reader_module  # isort: skip
+from streams.queries import QueryServer, StateReader, bounded_protocol, service  # isort: skip
+from streams.queries import asking as asking_module  # isort: skip
 from streams.queries import server as server_module  # isort: skip
 from streams.runtime.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply, TurnRows  # isort: skip
 from streams.queries.routing import Server  # isort: skip
@@ -207,7 +207,7 @@ def test_only_questions_are_answered(server: QueryServer, method: str) -> None:
 async def test_a_key_that_no_member_takes_is_refused_at_once(tmp_path: Path) -> None:
     path = private(tmp_path / "secret", SECRET)
     config = source_of(queries=QueryConfig(secret_file=str(path))).config
-    async with reader_module.StateReader(config, key=str, value=str) as states:
+    async with StateReader(config, key=str, value=str) as states:
         states._finder.found = (Server("w-0", "http://127.0.0.1:1", frozenset(range(4))),)
         with pytest.raises(ConfigError, match="its keys included; members take 65536"):
             await states.get("k" * 1_000_000)
@@ -297,10 +297,10 @@ async def test_a_reader_comes_again_when_a_member_wants_it(
     pauses = [0, 60]
     asked: list[int] = []
 
-    class Reader(reader_module.StateReader[str, str]):
+    class Reader(StateReader[str, str]):
         async def _put(self, server: Server, question: Question, left: float) -> Reply:
             asked.append(pauses[len(asked)])
-            monkeypatch.setattr(reader_module, "BUSY_SECONDS", asked[-1])
+            monkeypatch.setattr(asking_module, "BUSY_SECONDS", asked[-1])
             return await super()._put(server, question, left)
 
     async with Reader(source_at(server).config, key=str, value=str) as states:
@@ -315,7 +315,7 @@ async def test_a_forged_address_does_not_make_a_reader_wait(
     server: QueryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no seal for its 503: the reader goes on to the next member."""
-    monkeypatch.setattr(reader_module, "BUSY_SECONDS", 60)
+    monkeypatch.setattr(asking_module, "BUSY_SECONDS", 60)
     answers(monkeypatch, b"1")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -326,7 +326,7 @@ async def test_a_forged_address_does_not_make_a_reader_wait(
 
     async with (
         await asyncio.start_server(serve, "127.0.0.1", 0) as made,
-        reader_module.StateReader(source_at(server).config, key=str, value=str) as states,
+        StateReader(source_at(server).config, key=str, value=str) as states,
     ):
         forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}", owned=frozenset({0}))
         monkeypatch.setattr(states._finder, "_read_group", lambda seconds: (forged, Server("w-1", server.address)))
@@ -347,7 +347,7 @@ async def test_a_reader_does_not_wait_beyond_its_time_for_the_look_of_another(
         goes_on.wait(30.0)
         return ()
 
-    async with reader_module.StateReader(config, key=str, value=str) as states:
+    async with StateReader(config, key=str, value=str) as states:
         monkeypatch.setattr(states._finder, "_read_group", look)
         patient = asyncio.create_task(states.get("ann", timeout_seconds=60.0))
         await begun.wait()
@@ -363,7 +363,7 @@ async def test_a_reader_does_not_wait_beyond_its_time_for_the_look_of_another(
 async def test_a_question_has_all_the_time_of_its_caller(server: QueryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members take none that may wait for more than an hour."""
     answers(monkeypatch, b"1")
-    states = reader_module.StateReader(source_at(server).config, key=str, value=str)
+    states = StateReader(source_at(server).config, key=str, value=str)
     async with states:
         states._finder.found = (Server("w-0", server.address),)
         assert await states.len(timeout_seconds=7_200.0) == 0
@@ -384,7 +384,7 @@ async def test_what_a_forged_address_is_sent_is_of_no_use_at_a_member(server: Qu
     config = source_of(queries=QueryConfig(secret_file=str(path))).config
     async with await asyncio.start_server(listen, "127.0.0.1", 0) as made:
         forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}")
-        async with reader_module.StateReader(config, key=str, value=str) as states:
+        async with StateReader(config, key=str, value=str) as states:
             with pytest.raises(TicketRefused):  # also that it leads elsewhere
                 await states._put(forged, Question(group="shop", kind="get", partition=0, key=b"ann"), 5.0)
     assert SECRET not in sent[0]
@@ -417,11 +417,11 @@ async def test_an_answer_that_grows_without_end_is_not_unpacked(
         read.append(len(body))
         check_seal(secret, text, asked, status, body)
 
-    monkeypatch.setattr(reader_module, "check_seal", check)
+    monkeypatch.setattr(asking_module, "check_seal", check)
     config = source_of(queries=QueryConfig(secret_file=str(path))).config
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as made:
         forged = Server("w-0", f"http://127.0.0.1:{made.sockets[0].getsockname()[1]}")
-        async with reader_module.StateReader(config, key=str, value=str) as states:
+        async with StateReader(config, key=str, value=str) as states:
             with pytest.raises(TicketRefused):
                 await states._put(forged, Question(group="shop", kind="get", partition=0, key=b"ann"), 5.0)
     assert read == [len(packed)]

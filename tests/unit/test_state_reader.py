@@ -20,7 +20,7 @@ from tests.unit.private_kit import private
 from tests.unit.waiting import PATIENCE
 from tests.unit.web_kit import source_of
 
-from streams.queries import hedging, reader as reader_module  # isort: skip
+from streams.queries import asking as asking_module, hedging  # isort: skip
 from streams.runtime.queries.questions import Question, Reply  # isort: skip
 from streams.queries.reader import StateReader  # isort: skip
 from streams.queries.routing import Server  # isort: skip
@@ -103,6 +103,26 @@ async def test_the_first_answer_counts_and_an_owner_that_refuses_costs_no_wait(
         assert reader.asked == ["w-0", "w-1"], "those that have it; the others are left in peace"
 
 
+async def test_the_key_of_the_records_is_named_where_it_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By it an answer says that the key is parked. Members of older releases do not know the field."""
+    named: list[Question] = []
+    put = Members._put
+
+    async def noted(self: Members, server: Server, question: Question, left: float) -> Reply:
+        named.append(question)
+        return msgspec.structs.replace(await put(self, server, question, left), parked=question.keyed_by == b"c1")
+
+    monkeypatch.setattr(Members, "_put", noted)
+    for routed_by, key, parked in ((None, "c1", True), (str, "c1", True), (lambda key: key[:2], "c1/o7", True)):
+        async with members(tmp_path, routed_by=routed_by) as reader:
+            reader.tells = dict.fromkeys(("w-0", "w-1"), EVERYWHERE)
+            assert (await reader.get(key, timeout_seconds=PATIENCE)).parked is parked
+    assert [each.record_key for each in named] == [None, None, b"c1"]
+    assert b"record_key" not in msgspec.json.encode(named[0])
+
+
 @pytest.mark.parametrize("name", ["w-0", "w-1"])
 async def test_an_error_of_a_copy_hides_no_answer_of_the_owner(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -134,11 +154,11 @@ async def test_a_member_that_was_silent_is_asked_last_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a read that only an owner can answer: it may be another one by now."""
-    monkeypatch.setattr(reader_module, "_REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(asking_module, "_REQUEST_SECONDS", 0.05)
     async with members(tmp_path) as reader:
 
         async def put(server: Server, question: Question, left: float) -> Reply:
-            return await Members._put(reader, server, question, min(left, reader_module._REQUEST_SECONDS))
+            return await Members._put(reader, server, question, min(left, asking_module._REQUEST_SECONDS))
 
         monkeypatch.setattr(reader, "_put", put)
         reader.tells = {"w-0": None, "w-1": EVERYWHERE}
@@ -149,7 +169,7 @@ async def test_a_member_that_was_silent_is_asked_last_the_next_time(
 async def test_no_request_takes_longer_than_its_caller_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its member has less time than that, to say why it does not answer."""
     given: list[Any] = []
-    real = reader_module.aiohttp.ClientTimeout
+    real = asking_module.aiohttp.ClientTimeout
 
     def timeout(**settings: Any) -> Any:
         given.append(real(**settings))
@@ -158,15 +178,15 @@ async def test_no_request_takes_longer_than_its_caller_waits(tmp_path: Path, mon
     secret = private(tmp_path / "secret", "a secret of the group")
     config = source_of(queries=QueryConfig(secret_file=str(secret))).config
     async with StateReader(config, key=str, value=bytes) as reader:
-        monkeypatch.setattr(reader_module.aiohttp, "ClientTimeout", timeout)
+        monkeypatch.setattr(asking_module.aiohttp, "ClientTimeout", timeout)
         bodies: list[float] = []
-        real_ticket = reader_module.ticket
+        real_ticket = asking_module.ticket
 
         def ticket(secret: bytes, method: str, path: str, body: bytes, *rest: Any) -> str:
             bodies.append(msgspec.json.decode(body, type=Question).timeout_seconds)
             return real_ticket(secret, method, path, body, *rest)
 
-        monkeypatch.setattr(reader_module, "ticket", ticket)
+        monkeypatch.setattr(asking_module, "ticket", ticket)
         question = Question(group="shop", kind="len", partition=0)
         for left in (0.2, 5.7, 60.0):
             with pytest.raises(NotOwned, match="does not answer"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from streams import EventSource, EventSourceConfig, Table
@@ -13,12 +14,12 @@ from streams.cli.main import main
 from streams.core.visits import VisitRequest
 from streams.errors import BrokerUnavailable, RecordRefused
 from streams.kafka.questions.group_view import GroupView
-from streams.looks.group_live import LiveMember
+from streams.looks.group_live import LiveGroup, LiveMember
 from streams.observability.catalogue import VISIT_KEYS, VISIT_RUNNING, figures
 from streams.records import Acknowledgement, Record
 from streams.runtime import visit_requests
 from streams.runtime.status import NOTE_LETTERS, MemberStatus, note_of, status_of
-from streams.statistics import VisitRunStatistics
+from streams.statistics import ParkedStatistics, VisitRunStatistics
 from tests.unit.visits_kit import VISITS, build, driven, fill
 
 REQUEST = VisitRequest("look", "run")
@@ -104,6 +105,15 @@ def test_a_note_has_the_last_runs_that_fit() -> None:
     assert status_of(json.dumps(older)).visits == (), "of a release before"
 
 
+def test_a_note_has_the_oldest_parked_keys_that_fit_and_counts_the_rest() -> None:
+    parked = tuple(ParkedStatistics(number, 1, 2, 1_767_225_630_123 + number) for number in range(1_000))
+    note = note_of(msgspec.structs.replace(status(), parked=parked))
+    assert len(note) <= NOTE_LETTERS
+    read = status_of(note)
+    assert read.parked == parked[: len(read.parked)]
+    assert (len(read.parked) > 50, len(read.parked) + read.parked_more) == (True, 1_000)
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 source = EventSource(
@@ -122,18 +132,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[VisitRequest]:
         assert config.bootstrap_servers == "some:9092"
         requests.append(request)
 
-    class Nobody:
-        def __init__(self, *given: Any) -> None: ...
-        def describe_group(self, *given: Any) -> GroupView:
-            return GroupView(group="g", kind="classic")
-
-        def close(self) -> None: ...
-
     monkeypatch.setattr("streams.runtime.visit_requests.send_request", send)
     monkeypatch.setattr(visit, "await_listener", lambda servers, seconds: None)
-    monkeypatch.setattr(visit, "GroupQuestions", Nobody)
-    monkeypatch.setattr(visit, "StatusBoard", Nobody)
-    monkeypatch.setattr(visit, "live_status", lambda *given: ({}, ()))
+    monkeypatch.setattr(LiveGroup, "read", lambda self, seconds: (GroupView(group="g", kind="classic"), {}, ()))
     return requests
 
 
@@ -172,7 +173,7 @@ def test_the_command_adds_up_what_members_publish(
     one = status(VisitRunStatistics("look", "r", running=1, ended=1, keys=1_000), VisitRunStatistics("other", "r"))
     two = status(VisitRunStatistics("look", "r", ended=1, keys=500), VisitRunStatistics("look", "before", ended=1))
     live = {name: LiveMember(found, {}, 0.0) for name, found in (("a", one), ("b", two))}
-    monkeypatch.setattr(visit, "live_status", lambda *given: (live, ()))
+    monkeypatch.setattr(LiveGroup, "read", lambda self, seconds: (GroupView(group="g", kind="classic"), live, ()))
     assert kes("--status", "--run", "r", "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["running"], found["ended"], found["keys"]) == (1, 2, 1_500)

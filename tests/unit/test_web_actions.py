@@ -93,7 +93,7 @@ def test_an_action_that_cannot_be_one_is_refused(monitor: Monitor) -> None:
     for function in (two, wrong, no_coroutine):
         with pytest.raises(RegistrationError):
             monitor.action("an-action")(function)  # type: ignore[type-var]
-    for name in ("", "Upper", "a b", "../x", "replay-dead-letters", "drop-dead-letters", "a" * 64):
+    for name in ("", "Upper", "a b", "../x", "replay-dead-letters", "act-on-parked-keys", "a" * 64):
         with pytest.raises(RegistrationError):
             monitor.action(name)(good)
     monitor.action("good")(good)

@@ -43,6 +43,7 @@ PATHS = [
     "/views",
     "/state?key=a",
     "/dead-letters",
+    "/parked-keys",
     "/actions",
     "/settings",
     "/ready",
@@ -95,11 +96,14 @@ def test_a_token_that_may_look_changes_nothing_and_sees_no_values(web_port: int)
         "/actions/cancel",
         "/dead-letters/replay",
         "/dead-letters/drop",
+        "/parked-keys/act",
+        "/api/v1/actions/act-on-parked-keys/start",
         "/api/v1/actions/count/start",
     ):
         for token in (LOOK, QUERY):
             assert ask(web_port, path, token, method="POST", body={"action": "count"}).status == 403, path
     assert ask(web_port, "/api/v1/dead-letters", LOOK).status == 403
+    assert ask(web_port, "/api/v1/parked-keys", LOOK).status == 403
     assert ask(web_port, "/api/v1/views/orders?key=a", LOOK).status == 403
     assert ask(web_port, "/views?topic=orders&key=a", LOOK).status == 403
     assert ask(web_port, "/api/v1/state?key=a", LOOK).status == 403
@@ -278,7 +282,7 @@ def test_sessions_end_in_time_and_are_bounded() -> None:
     assert len(sessions._sessions) == tokens.MOST_SESSIONS
 
 
-@pytest.mark.parametrize("path", [STARTS, "/actions/cancel", "/dead-letters/replay", "/dead-letters/drop", "/logout"])
+@pytest.mark.parametrize("path", [STARTS, "/actions/cancel", "/dead-letters/drop", "/parked-keys/act", "/logout"])
 def test_nothing_is_changed_by_looking(web_port: int, path: str) -> None:
     assert ask(web_port, f"{path}?action=count").status == 405
     assert ask(web_port, "/api/v1/actions/count/start").status == 405

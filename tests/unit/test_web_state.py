@@ -38,7 +38,9 @@ def test_a_key_is_looked_up_at_its_owner_and_the_proof_is_shown(
     async def answer(self: StateReader[Any, Any], question: Question, timeout_seconds: float) -> tuple[Reply, float]:
         asked.append(question)
         placed = (("orders", question.partition, 7),)
-        reply = Reply(partition=question.partition, positions=placed, age_seconds=0.5, served_by="w-<b>", value=value)
+        reply = Reply(
+            partition=question.partition, positions=placed, age_seconds=0.5, parked=True, served_by="w-<b>", value=value
+        )
         return reply, 1_000.0
 
     monkeypatch.setattr(StateReader, "_ask", answer)
@@ -49,7 +51,12 @@ def test_a_key_is_looked_up_at_its_owner_and_the_proof_is_shown(
         shown = "".join(page.texts)
         assert not set("\x00\x1b\u202e") & set(shown)
         assert shown.count("<script>alert(1)</script>\\x1b[31m\\u202ekey\\x00") == 2, "key and value"
-        for text in ("w-<b>, for partition 2", "orders[2] 7", "the owner, by a commit or its lease"):
+        for text in (
+            "w-<b>, for partition 2",
+            "this key are parked",
+            "orders[2] 7",
+            "the owner, by a commit or its lease",
+        ):
             assert text in shown
         assert (asked[0].key, asked[0].confirm) == (HOSTILE.encode(), False)
 
@@ -59,7 +66,8 @@ def test_a_key_is_looked_up_at_its_owner_and_the_proof_is_shown(
 
         assert look("key64=YW5u&confirm=true&partition=1") == {
             "found": True, "value": HOSTILE.encode("unicode_escape").decode().replace("\\\\", "\\"), "problem": "",
-            "note": "", "partition": 1, "served_by": "w-<b>", "positions": {"orders[1]": 7}, "as_of_ms": 999_500,
+            "note": "", "parked": True, "partition": 1,
+            "served_by": "w-<b>", "positions": {"orders[1]": 7}, "as_of_ms": 999_500,
             "proof": "the owner, confirmed by a commit after the read",
         }  # fmt: skip
         assert (asked[-1].key, asked[-1].confirm) == (b"ann", True)

@@ -64,7 +64,9 @@ def act(ctx: EventContext[Any], action: Action, seen: Seen, *, as_letters: bool)
     done = acted(timers.parked, seen, action, timers.now_ms(), due_of)
     if done is None or parked is None:
         return False
-    ctx._timer_changes, gone = done
+    changes, gone = done
+    # One interjection may act on several queues; each is a queue of its own, so none of the changes meet.
+    ctx._timer_changes = changes if ctx._timer_changes is None else ctx._timer_changes | changes
     if as_letters:
         number, origin, error = ctx.topic_partition.partition, ctx._origin, parked.state.error
         for letter in letters(timers.config, number, gone, timers.get, error, timers.now_ms(), ctx._limit):

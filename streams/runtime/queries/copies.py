@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from streams.core.parking import queue_name
 from streams.errors import BrokerUnavailable
 from streams.model.answers import Answer
 from streams.records import TopicPartition
@@ -38,10 +39,12 @@ class CopyReads:
         self,
         partition: int,
         read: Callable[[Any], Any],
+        key: bytes | None,
         least: Mapping[TopicPartition, int],
         max_staleness: float,
     ) -> Answer[Any] | None:
-        """Read a copy of the partition, or wait for a moment and return ``None``: it is not here, or not far enough."""
+        """Read a copy of the partition, and whether the key of records is parked there; or wait for a moment and return
+        ``None``: it is not here, or not far enough."""
         replicas, environment = self._engine.replicas, self._engine.environment
         if replicas.position(partition) < 0:
             await asyncio.sleep(0.01)
@@ -51,9 +54,11 @@ class CopyReads:
         if age > max_staleness:
             await self._renew(partition, min(SECONDS_BETWEEN_QUESTIONS, max_staleness / 2))
             return None
-        found = replicas.read(partition, end, lambda copy: read(copy.store))
+        found = replicas.read(
+            partition, end, lambda copy: (read(copy.store), key is not None and queue_name(key) in copy.timers)
+        )
         if found is not None:
-            record, value = found
+            record, (value, is_parked) = found
             positions = self._positions(partition, record)
             # A record of an older version names no topic.
             is_same = record is None or record.changelog_id in ("", topic_id)
@@ -63,7 +68,7 @@ class CopyReads:
                 if age > max_staleness:
                     return None
                 as_of = environment.wall_seconds() - age
-                return Answer(value, partition, positions, as_of, self._engine.config.instance_id)
+                return Answer(value, partition, positions, as_of, self._engine.config.instance_id, is_parked)
         if age > min(SECONDS_BETWEEN_QUESTIONS, max_staleness / 2):
             self._ask(partition)
         await asyncio.sleep(0.005)

@@ -78,10 +78,11 @@ def wanted_positions(
 class _Request:
     """One query in a turn. ``outcome``: its value, or its error."""
 
-    __slots__ = ("error", "future", "least", "positions", "read", "read_at", "value")
+    __slots__ = ("error", "future", "is_parked", "key", "least", "positions", "read", "read_at", "value")
 
-    def __init__(self, read: Read, least: Positions, future: asyncio.Future[None]) -> None:
-        self.read, self.least, self.future = read, least, future
+    def __init__(self, read: Read, least: Positions, key: bytes | None, future: asyncio.Future[None]) -> None:
+        self.read, self.least, self.key, self.future = read, least, key, future
+        self.is_parked = False
         self.value: Any = None
         self.error: Exception | None = None
         self.positions: Positions = {}
@@ -104,14 +105,15 @@ class LocalQueries:
         partition: int,
         read: Read,
         *,
+        key: bytes | None = None,
         at_least: Delivery | Mapping[TopicPartition, int] | None = None,
         confirm: bool = False,
         max_staleness: float | None = None,
         timeout_seconds: float = 10.0,
     ) -> Answer[Any]:
-        """See ``EventSource.query``. ``max_staleness``: a copy may answer, if the partition is not active here and the
-        copy is proven to have everything that was committed so many seconds ago. ``read`` must be ours then, and quick:
-        it holds up the thread that fills the copies."""
+        """See ``EventSource.query``. ``key``: that of the records, which may be parked. ``max_staleness``: a copy may
+        answer, if the partition is not active here and the copy is proven to have everything that was committed so many
+        seconds ago. ``read`` must be ours then, and quick: it holds up the thread that fills the copies."""
         if inspect.iscoroutinefunction(read):
             raise StoreError("the read of a query is a coroutine function; it must be plain: its turn cannot wait")
         if not timeout_seconds > 0:
@@ -125,11 +127,11 @@ class LocalQueries:
                 while True:
                     # A copy is read only while the owner is not here: it cannot be newer than the owner.
                     if max_staleness is not None and not self._is_active(partition):
-                        answer = await self._copies.read(partition, read, least, max_staleness)
+                        answer = await self._copies.read(partition, read, key, least, max_staleness)
                         if answer is not None:
                             return answer
                     if await self._has_come(partition, least, patient=max_staleness is not None):
-                        request = await self._read(partition, read, least, confirm)
+                        request = await self._read(partition, read, key, least, confirm)
                         if request is not None:
                             return self._answered(partition, request)
         except TimeoutError:
@@ -141,7 +143,7 @@ class LocalQueries:
         if request.error is not None:
             raise request.error
         instance = self.engine.config.instance_id
-        return Answer(request.value, partition, request.positions, request.read_at, instance)
+        return Answer(request.value, partition, request.positions, request.read_at, instance, request.is_parked)
 
     def _is_active(self, partition: int) -> bool:
         worker = self.engine.workers.get(partition)
@@ -171,9 +173,11 @@ class LocalQueries:
         here = self._positions(worker) if least else {}
         return all(here[where] >= offset for where, offset in least.items())
 
-    async def _read(self, partition: int, read: Read, least: Positions, confirm: bool) -> _Request | None:
+    async def _read(
+        self, partition: int, read: Read, key: bytes | None, least: Positions, confirm: bool
+    ) -> _Request | None:
         """Have one turn; ``None``: the partition was not as far as it is to be."""
-        request = _Request(read, least, asyncio.get_running_loop().create_future())
+        request = _Request(read, least, key, asyncio.get_running_loop().create_future())
         turn = self._turns.get((partition, confirm))
         # A turn that has not begun takes the query in: all queries of a turn share its wait and its proof.
         if turn is not None and len(turn) < MOST_IN_A_TURN:
@@ -236,6 +240,7 @@ class LocalQueries:
         if any(positions[where] < offset for where, offset in request.least.items()):
             return
         request.positions, request.read_at = positions, read_at
+        request.is_parked = request.key is not None and ctx.is_parked(request.key)
         store: Any = ctx.store
         before = len(ctx._journal)
         try:

@@ -14,9 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+from streams.core.parking import queue_name
 from streams.core.position import Position, offsets_of
 from streams.errors import Stopped, StreamsError
 from streams.model.answers import Answer
+from streams.runtime.changelog import timer_key
 from streams.runtime.engine import Engine
 from streams.runtime.partition.failures import TakenBack
 from streams.runtime.partition.interjections import Proof, StoreRead
@@ -27,12 +29,13 @@ from streams.runtime.queries.questions import LONGEST_SECONDS, NamedOffset, Ques
 class PointRead:
     """One key to be read. ``outcome``: its answer, or the error."""
 
-    __slots__ = ("outcome", "question", "seen", "waiter")
+    __slots__ = ("is_parked", "outcome", "question", "seen", "waiter")
 
     def __init__(self, question: Question, waiter: asyncio.Future[None]) -> None:
         self.question = question
         self.waiter = waiter  # of the other loop
         self.seen: bytes | None = None
+        self.is_parked = False
         self.outcome: Reply | Exception | None = None
 
 
@@ -85,11 +88,15 @@ class PointReads:
             question = read.question
             try:
                 read.seen = read_of(question, worker.store)
+                read.is_parked = question.keyed_by in worker.parked
             except Exception as error:
                 read.outcome = error
                 done(read)
                 continue
-            (others if any(question.key in changes for changes in pending) else committed).append(read)
+            # Its queue is in the answer as its value is: neither may be of what is not committed yet.
+            queue = timer_key(queue_name(question.keyed_by or b"")) if pending else b""
+            is_pending = any(question.key in changes or queue in changes for changes in pending)
+            (others if is_pending else committed).append(read)
         if committed and not proofs.has_lease():  # by a clock that is read after the read
             proofs.renew()
             others += committed
@@ -127,7 +134,12 @@ class PointReads:
         instance = self._engine.config.instance_id
         for read in reads:
             read.outcome = Reply(
-                partition=worker.partition, positions=named, age_seconds=0.0, served_by=instance, value=read.seen
+                partition=worker.partition,
+                positions=named,
+                age_seconds=0.0,
+                served_by=instance,
+                value=read.seen,
+                parked=read.is_parked,
             )
             done(read)
 
@@ -142,7 +154,9 @@ class PointReads:
         question = read.question
         seconds = min(question.timeout_seconds, LONGEST_SECONDS)
         try:
-            answer = await self._patient_query(question.partition, partial(read_of, question), timeout_seconds=seconds)
+            answer = await self._patient_query(
+                question.partition, partial(read_of, question), key=question.keyed_by, timeout_seconds=seconds
+            )
             read.outcome = reply_of(answer)
         except asyncio.CancelledError:
             read.outcome = Stopped("the event source has stopped")
@@ -220,7 +234,12 @@ def reply_of(answer: Answer[Any]) -> Reply:
     """Return the answer to the read of a key as it travels."""
     named = tuple((where.topic, where.partition, offset) for where, offset in answer.positions.items())
     return Reply(
-        partition=answer.partition, positions=named, age_seconds=0.0, served_by=answer.served_by, value=answer.value
+        partition=answer.partition,
+        positions=named,
+        age_seconds=0.0,
+        served_by=answer.served_by,
+        value=answer.value,
+        parked=answer.parked,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -35,7 +35,10 @@ NamedOffset = tuple[str, int, int]
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """``kind``: ``get``, ``len`` or ``range``, of one partition. ``key``: of a ``get``. ``low`` and ``high``: the
-    bounds of a range, the latter not in it; ``after``: the last key that the caller has. ``limit``: rows, at most."""
+    bounds of a range, the latter not in it; ``after``: the last key that the caller has. ``limit``: rows, at most.
+    ``record_key``: of the records that lead to the key, where it is another one."""
+
+    path: ClassVar[str] = PATH
 
     group: str
     kind: str
@@ -49,11 +52,18 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     confirm: bool = False
     max_staleness: float | None = None
     timeout_seconds: float = 5.0
+    record_key: bytes | None = None
+
+    @property
+    def keyed_by(self) -> bytes | None:
+        """The key of the records, which may be parked."""
+        return self.key if self.record_key is None else self.record_key
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``value``: of a ``get``, ``None``: no such key. ``count``: of a ``len``. ``rows``: of a range, ``more`` may come
-    behind the last. ``age_seconds``: everything is in it that was committed so long before the question came."""
+    behind the last. ``age_seconds``: everything is in it that was committed so long before the question came.
+    ``parked``: of a ``get``."""
 
     partition: int
     positions: tuple[NamedOffset, ...]
@@ -63,6 +73,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count: int = 0
     rows: tuple[tuple[bytes, bytes], ...] = ()
     more: bool = False
+    parked: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
