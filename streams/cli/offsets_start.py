@@ -108,30 +108,32 @@ def start(
         GroupChecks(config, seconds=timeout) as checks,
     ):
         command = _Start(found, config, [config.topic, *inputs], wanted, checks, admin, source_admin, timeout)
-        begun = command.begun()
         group: GroupView | None = None
-        if begun is None and dry_run:
+        places = command.begun()
+        is_new = places is None
+        if places is None and dry_run:
             group, places = command.look()
-        elif begun is None:
+        elif places is None:
             if remove_member:
                 checks.remove_static(from_group, remove_member)
             with slot_of(config, "kes-start", timeout) as slot:
                 # What an earlier run has left open is ended by now: it may have begun the source after all.
-                if (begun := command.begun()) is None:
+                places = command.begun()
+                is_new = places is None
+                if places is None:
                     group, places = command.look()
                     if not yes:
                         print_whole(notices(), _table(places))
                         notices().print(Text(_warning(config, wanted, group)), soft_wrap=True)
                         typer.confirm(f"Begin {config.group_id} at these places?", abort=True, err=True)
                     command.write(slot, places, group)
-        places = places if begun is None else begun
         timestamps = command.timestamps()
     unread = sorted(group.committed.keys() - places.keys()) if group else []
     emit(
         {
             "group": config.group_id,
             "how": wanted.how,
-            "written": begun is None and not dry_run,
+            "written": is_new and not dry_run,
             "dry_run": dry_run,
             "inputs": {
                 topic: [{"partition": number, "offset": at, "place": text} for number, (at, text) in found.items()]
@@ -145,9 +147,8 @@ def start(
         json,
         lambda: _table(places),
     )
-    lines = [
-        "it has begun there before: nothing was written" if begun else "nothing was written" if dry_run else "begun"
-    ]
+    begun = "begun" if is_new else "it has begun there before: nothing was written"
+    lines = ["nothing was written" if is_new and dry_run else begun]
     if timestamps:
         lines.append(f"times are those of {timestamps} (message.timestamp.type)")
     if unread:

@@ -140,6 +140,7 @@ def world(admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> World:
 
     @contextlib.contextmanager
     def slot_of(config: object, command: str, timeout: float) -> Iterator[World]:
+        found.step("take the id")
         yield found
 
     monkeypatch.setattr(offsets_start, "slot_of", slot_of)
@@ -167,6 +168,7 @@ def test_all_inputs_begin_in_one_transaction_and_repeating_it_is_harmless(world:
     assert places(answer) == {"flights": [(2, "earliest"), (7, "1@7")], "more": [(7, "0@7"), (0, "earliest")]}
     assert answer["written"]
     assert world.steps == [
+        "take the id",
         "look at demo",
         "read the changelog",
         "hold flights",
@@ -322,6 +324,16 @@ def test_an_end_at_any_step_leaves_nothing_and_the_next_run_begins(world: World,
     assert (world.written, world.offsets, world.sent) == ([], {}, [])
     world.at.clear()
     assert start("--at", "earliest", "--yes", "--json").data["written"]
+
+
+def test_what_a_killed_run_has_left_open_may_be_committed_when_its_id_is_taken(world: World, start: Kes) -> None:
+    words = ("--at", "earliest", "--yes", "--json")
+    assert start(*words).data["written"]
+    begun, world.written, world.steps = world.written, [], []
+    world.at["take the id"] = lambda: world.written.extend(begun)
+    answer = start(*words).data
+    assert (answer["written"], places(answer)["flights"]) == (False, [(2, "earliest"), (2, "earliest")])
+    assert world.steps == ["take the id"]
 
 
 def test_an_answer_that_is_lost_says_to_run_it_again(world: World, start: Kes) -> None:
