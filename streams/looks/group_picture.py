@@ -245,6 +245,8 @@ def headline(picture: Picture) -> str:
     lag = [entry.lag for lags in picture.lags.values() for entry in lags]
     if lag:
         words.append(f"{sum(lag):,} behind")
+    if keys := sum(each.keys for each in parked_in(picture.live)):
+        words.append(f"{keys:,} parked key{'' if keys == 1 else 's'}")
     return f"{view.group}: " + ", ".join(words)
 
 

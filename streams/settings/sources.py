@@ -163,9 +163,9 @@ def bootstrap_servers(given: str = "", environment: Mapping[str, str] | None = N
     return without_credentials(f"bootstrap_servers ({found.origin})", _converted(found, str))
 
 
-def joined_client_settings(given: Mapping[str, Any] | None, table: str = CLIENTS[0]) -> dict[str, Any]:
+def joined_client_settings(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return librdkafka's settings from outside, with those that are given on top."""
-    outside = SettingsSources().client_settings(table)
+    outside = SettingsSources().client_settings(CLIENTS[0])
     return {**{key: found.value for key, found in outside.items()}, **(given or {})}
 
 

@@ -12,13 +12,7 @@ import msgspec
 import pytest
 
 from streams import NotLeading, event_type, upcaster
-from streams.errors import (
-    AppendConflict,
-    ConfigError,
-    OffsetError,
-    TopicError,
-    TopicReplaced,
-)
+from streams.errors import AppendConflict, ConfigError, OffsetError, TopicError, TopicReplaced
 from streams.journal import Journal, JournalCheckpoint, JournalEntry, JournalItem, JournalReader, SyncJournal, TermBegan
 from streams.journal.writer import TermWriter
 from streams.kafka.questions.admin import TopicAdmin

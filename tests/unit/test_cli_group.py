@@ -164,6 +164,7 @@ def test_the_same_as_data(moving: GroupView) -> None:
     live = handing_over("a", 1, id_of("b")) | told("b", parked=(ParkedStatistics(2, 1, 9, int(BEGAN * 1000)),))
     picture = Picture(view=moving, lags={"orders": lags(1, 2, 3, 4)}, live=live)
     assert "1 parked key with 9 events: partition 2 (1 key, 9 events, for 2 min 05 s)" in text_of(picture)
+    assert group_picture.headline(picture).endswith(", 1 parked key")
     found = json.loads(json.dumps(group_picture.facts(picture)))
     assert found["parked"] == [{"partition": 2, "keys": 1, "events": 9, "since_ms": int(BEGAN * 1000)}]
     assert found["state"] == "Stable"

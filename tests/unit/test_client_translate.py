@@ -7,14 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 import streams
-from streams.kafka.translate import (
-    FENCED,
-    NO_SUCH_TOPIC,
-    NOT_AUTHORIZED,
-    REFUSED,
-    broker_unavailable,
-    error_of,
-)
+from streams.kafka.translate import FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, broker_unavailable, error_of
 from streams.kafka.wire.answers import GROUP, PRODUCE, Meaning
 
 STREAMS = Path(streams.__file__).parent

@@ -18,7 +18,7 @@ from streams.runtime.queries.parked import ParkedReply, ParkedRequest, answered,
 from streams.runtime.queries.points import PointRead
 from streams.settings import GroupConfig, QueryConfig
 from streams.testing import TestDriver
-from tests.unit.parking_kit import Add, Bank, add
+from tests.unit.parking_kit import Add, Bank, add, parked_records
 from tests.unit.test_query_doors import SECRET, port_of, server, source_at
 
 from streams.queries.operating import ParkedClient, refuse_undone  # isort: skip
@@ -105,6 +105,31 @@ def test_an_act_whose_answer_is_lost_is_done_once(trouble: str) -> None:
         driver.settle()
         ask(driver, "skip-head", seen=there)
         assert [record.offset for record in driver.parked()[0].events] == [1, 2]  # 2 is not let go with 1
+        driver.check()
+
+
+def test_what_cannot_be_kept_as_letters_does_not_go() -> None:
+    """The act waits for the topic, as all letters do; its client does not know, and may put it again."""
+    bank = Bank(queries=OPERATE)
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1, 2)
+        broker: Any = driver._world.broker
+        broker.refuses = lambda topic, entry: topic.endswith("dead-letters")
+        engine, there = driver._world.members[0].source._run.present(), seen(ask(driver))
+        request = ParkedRequest(group="bank", partition=0, action="drop", seen=there, as_letters=True)
+
+        async def put() -> ParkedReply:
+            async with asyncio.timeout(5):
+                return await answered(engine, request)
+
+        with pytest.raises(TimeoutError):
+            driver._run(put())
+        assert parked_records(driver)
+        broker.refuses = lambda topic, entry: False
+        driver.advance(5)
+        assert ask(driver, "drop", seen=there, as_letters=True).done == ()
+        assert (len(driver.dead_letters()), parked_records(driver)) == (2, {})
         driver.check()
 
 

@@ -69,8 +69,8 @@ class Tail(ReadingThread[LogSource]):
     holds for all partitions.
     """
 
-    def __init__(self, connect: Callable[[], LogSource], *, idle_seconds: float = IDLE_SECONDS) -> None:
-        super().__init__(connect, "kes-tail", BATCH, idle_seconds)
+    def __init__(self, connect: Callable[[], LogSource]) -> None:
+        super().__init__(connect, "kes-tail", BATCH, IDLE_SECONDS)
         self._receive: Receive
         self._fail: Fail
 
