@@ -102,6 +102,13 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         """Check for a policy that parks keys."""
         return self.then is ErrorResponse.PARK or self.waits == "key"
 
+    @property
+    def unparked(self) -> Retry:
+        """Return the policy for work without a key's order: a letter instead of a parked key, and waits that hold up
+        the partition."""
+        then = ErrorResponse.DEAD_LETTER if self.then is ErrorResponse.PARK else self.then
+        return msgspec.structs.replace(self, then=then, waits="partition") if self.parks else self
+
     def allows(self, attempts: int, error: BaseException, elapsed_seconds: float = 0.0) -> bool:
         """Check for a further attempt after so many, the last of which ended with ``error``, so long after the first
         one began."""

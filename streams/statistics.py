@@ -85,8 +85,8 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     next_timer_ms: int | None = None
     """Time at which the first of them is due, in milliseconds since the epoch; ``None``: none is set."""
     end: int = -1
-    """End of the partition in the source topic, as far as the consumer has seen it; -1: not known. Only in the answer
-    of ``statistics_threadsafe``."""
+    """End of the partition in the source topic, as far as the consumer has seen it, without a few markers of
+    transactions once these are known; -1: not known. Only in the answer of ``statistics_threadsafe``."""
     inputs: tuple[InputStatistics, ...] = ()
     """All inputs, the source's own topic first, if it reads several; ``next_offset`` and ``end`` are of that one."""
     visits: tuple[VisitStatistics, ...] = ()

@@ -15,7 +15,9 @@ from streams.cli.cluster import source_admin_of
 from streams.cli.findings import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target
 from streams.cli.rights import of_input, of_source
 from streams.cli.start_places import beginnings
+from streams.cli.state_sources import unreadable
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
+from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import StreamsError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks, standing
 from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
@@ -26,10 +28,11 @@ from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import Security
 from streams.looks.group_live import LiveGroup, parked_text
-from streams.looks.records import Decoder
+from streams.looks.records import Decoder, one_line, shortened
 from streams.outcomes import ErrorResponse
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
+from streams.runtime.ownership.replicas import make_store
 from streams.runtime.source_topics import SOURCE
 from streams.sak import leaves
 from streams.sak.harmless import harmless
@@ -41,7 +44,7 @@ DISTRIBUTION: Final = "kafka-event-source"
 OLDEST_KAFKA: Final = (3, 0)
 _CLOCK_WARNING, _CLOCK_PROBLEM = 5.0, 60.0
 _SAMPLE: Final = 200
-"""Offsets at the end of each partition whose keys are looked at."""
+"""Offsets at the end of each partition that are looked at."""
 _CONNECT_SECONDS: Final = 2.0
 _CLOSE_SECONDS: Final = 2.0
 _LIMITS: Final = ["transaction.max.timeout.ms", "group.min.session.timeout.ms", "group.max.session.timeout.ms"]
@@ -396,6 +399,43 @@ def _example(record: IncomingRecord, partitions: int) -> str:
     return f"{record.where}, key {harmless(record.key)[:40]}, belongs to partition {due}"
 
 
+def state(target: Target) -> Iterator[Finding]:
+    """The newest changes of the state: can the source's codecs read them?"""
+    config, source = target.config, target.source
+    assert config is not None
+    assert source is not None
+    topic, store = config.changelog, make_store(source.program().store_factory, TopicPartition(config.topic, 0))
+    with closing(TopicAdmin(target.settings)) as admin, closing(PartitionReader(target.settings)) as reader:
+        if admin.identity(topic, target.seconds) is None:
+            return
+        marks: dict[int, Watermarks] = admin.watermarks(topic, None, target.seconds)
+        spans = {number: (max(mark.start, mark.stable - _SAMPLE), mark.stable) for number, mark in marks.items()}
+        found = reader.read_all(topic, spans, stalled_after_seconds=target.seconds)
+    last = {
+        (number, record.key): record
+        for number, records in found.items()
+        for record in records
+        if record.key and not record.key.startswith(RESERVED_KEY_PREFIX)
+    }
+    wrong = [
+        f"{record.where}, key {shortened(one_line(name), 60)}: {problem}"
+        for (_, key), record in last.items()
+        for name, problem in [unreadable(store, key or b"", record.value) if record.value is not None else ("", "")]
+        if problem
+    ]
+    store.revoked()
+    if not wrong:
+        yield Finding("state", OK, f"the newest changes of {topic} can be read: those of {len(last):,} key(s)")
+        return
+    yield Finding(
+        "state",
+        PROBLEM,
+        f"{len(wrong):,} of the newest values of {topic} cannot be read, the last: {harmless(wrong[-1])}",
+        f"repair the class and deploy it, or mend the values: kes state repair {target.name}; all of them: kes state "
+        f"verify {target.name} --what changelog --decode",
+    )
+
+
 _OF_A_SOURCE: Final = {
     "acls": acls,
     "topics": topics,
@@ -404,4 +444,5 @@ _OF_A_SOURCE: Final = {
     "parked": parked,
     "transactions": transactions,
     "keys": keys,
+    "state": state,
 }

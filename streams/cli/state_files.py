@@ -21,15 +21,13 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit, plain_table
 from streams.cli.folders import codec_of, partitions_on_disk, reason_not_to_use
 from streams.cli.state_sources import (
-    decoded,
-    decoded_entry,
     folder_of,
     newest,
     snapshots_at,
     state_of,
     topic_id_of,
+    unreadable,
 )
-from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.checkpoints import FolderMark, LogIdentity
 from streams.core.manifests import BLOCK_BYTES, SnapshotRefused
 from streams.errors import DiskDamaged, StoreError, StreamsError
@@ -46,7 +44,6 @@ from streams.runtime.keeping.snapshots.snapshotting import WritingPace
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
-from streams.stores import Stores
 
 _TRIES: Final = 10
 _SHOWN: Final = 20
@@ -129,10 +126,7 @@ def _decoded(
     for number, state in sorted(state_of(source, side, servers, timeout, wanted).items()):
         wrong = 0
         for key, value in sorted(state.entries.items()):
-            if key.startswith(RESERVED_KEY_PREFIX) or (isinstance(store, Stores) and store.is_carried(key)):
-                continue
-            name, problem = decoded(store, "decode_key", key)
-            problem = problem or decoded_entry(store, key, value)[1]
+            name, problem = unreadable(store, key, value)
             wrong += bool(problem)
             if problem and wrong <= _SHOWN:
                 rows.append(_row(number, f"key {shortened(one_line(name), 80)}", state.offset, len(value), problem))

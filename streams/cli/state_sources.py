@@ -31,6 +31,7 @@ from streams.runtime.keeping.folders.entries import Damaged, decode_pieces
 from streams.runtime.keeping.snapshots.bundles import SnapshotStore, open_snapshots
 from streams.settings.groups import StateConfig
 from streams.source.event_source import EventSource
+from streams.stores import Stores
 
 
 @contextmanager
@@ -303,3 +304,12 @@ def decoded_entry(store: Any, key: bytes, data: bytes) -> tuple[Any, str]:
         return plain(decode(key, data)), ""
     except DecodeError as error:
         return plain_bytes(data), str(error)
+
+
+def unreadable(store: Any, key: bytes, value: bytes) -> tuple[Any, str]:
+    """Return a key as plain data, and why the store cannot read its entry; empty: it can, or the entry is not the
+    store's."""
+    if key.startswith(RESERVED_KEY_PREFIX) or (isinstance(store, Stores) and store.is_carried(key)):
+        return None, ""
+    name, problem = decoded(store, "decode_key", key)
+    return name, problem or decoded_entry(store, key, value)[1]

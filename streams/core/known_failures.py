@@ -84,6 +84,10 @@ class KnownFailures:
             self._kept[origin] = failure  # until it is committed: a restart before that meets the event again
         return failure
 
+    def expect_again(self, offset: int, failure: Failure) -> None:
+        """Have the event at this offset, which has its turn, meet this failure in its next attempt."""
+        self.events[in_input(self.input_number, offset)] = failure
+
     def add(self, origin: Origin, failure: Failure) -> None:
         """Keep the failure of an event (by its origin among all inputs) or a timer for the next worker."""
         self._kept[origin] = failure

@@ -8,7 +8,7 @@ that sent it. Two origins are made per event, so an origin is one integer. This 
 * an interjection: -1;
 * the event of a timer: a hash of its name and time, below -1;
 * the event of a visited key: a hash of the run and the key, below those of timers; so is that of a window that closes;
-* the head of a parked key's queue: a hash of the event's topic and offset, below those of visits;
+* an attempt at the head of a parked key's queue: a hash of the event and the attempt, below those of visits;
 * a batch of several events: 2**62 plus the origin of the last one.
 """
 
@@ -48,9 +48,12 @@ def window_origin(name: str, key: bytes, start_ms: int, end_ms: int) -> Origin:
     return visit_origin(f"window {name} {start_ms} {end_ms}", key)
 
 
-def parked_origin(topic: str, offset: int) -> Origin:
-    """Return the origin of the effects of a parked event of a partition: the same after a restart."""
-    digest = hashlib.blake2b(f"{topic} {offset}".encode(), digest_size=_HASH_BYTES).digest()
+def parked_origin(place: str, attempts: int) -> Origin:
+    """Return the origin of the effects of a parked event of a partition, behind so many failed attempts: the same after
+    a restart."""
+    # Not by its number in the queue: a key that is parked again begins with 0 again, and a failure that is known from
+    # before would be taken for that of another event. And each attempt fails for itself.
+    digest = hashlib.blake2b(f"{place} {attempts}".encode(), digest_size=_HASH_BYTES).digest()
     return _FIRST_PARKED - int.from_bytes(digest)
 
 

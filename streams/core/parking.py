@@ -31,6 +31,7 @@ LONGEST_ERROR: Final = 300
 """Letters of the error that a queue's record keeps."""
 _RECORD: Final = 0
 _TIMER: Final = 1
+_UPDATE: Final = 3
 
 
 class BrokenQueue(ValueError):
@@ -39,7 +40,7 @@ class BrokenQueue(ValueError):
 
 class Queued(msgspec.Struct, frozen=True, array_like=True):
     """An event in a queue. ``kind`` 0: an input record; 1: a timer by reference: ``topic`` is its name, and
-    ``timestamp_ms`` its due time."""
+    ``timestamp_ms`` its due time; 3: the record of a joined table, whose row is changed: ``old`` is the row before."""
 
     # The record is an array: the order of the fields is the format.
     v: int
@@ -50,6 +51,7 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
     headers: tuple[tuple[str, bytes | None], ...] | None
     key: bytes | None
     value: bytes | None
+    old: bytes | None = None
 
     @classmethod
     def of_timer(cls, timer: Timer) -> Queued:
@@ -61,22 +63,30 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
         return self.kind == _TIMER
 
     @property
+    def is_update(self) -> bool:
+        return self.kind == _UPDATE
+
+    def with_old(self, old: bytes | None) -> Queued:
+        """Return the record of a joined table's row, which was ``old`` before."""
+        return msgspec.structs.replace(self, kind=_UPDATE, old=old)
+
+    @property
     def queue_name(self) -> str:
         """Return the name of the queue that it belongs into. Without a key it has one of its own."""
         if self.key is not None:
             return queue_name(self.key)
-        return PREFIX + hashlib.blake2b(self._place, digest_size=16, person=b"null").hexdigest()
+        return PREFIX + hashlib.blake2b(self.place.encode(), digest_size=16, person=b"null").hexdigest()
 
     def first_number(self, now_ms: int) -> int:
         """Return its number as the first event of a new queue: another one than in an earlier queue of its key, so an
         operator's request that comes late meets no other event under the number that it names."""
-        digest = hashlib.blake2b(b"%s %d" % (self._place, now_ms), digest_size=4).digest()
+        digest = hashlib.blake2b(f"{self.place} {now_ms}".encode(), digest_size=4).digest()
         return int.from_bytes(digest, "big") >> 2  # far from the last number of eight digits
 
     @property
-    def _place(self) -> bytes:
-        at = f"timer {self.topic}@{self.timestamp_ms}" if self.is_timer else f"{self.topic}@{self.offset}"
-        return at.encode()
+    def place(self) -> str:
+        """Return what names it among all events of its partition."""
+        return f"timer {self.topic}@{self.timestamp_ms}" if self.is_timer else f"{self.topic}@{self.offset}"
 
 
 def queued_record(
@@ -157,9 +167,8 @@ class Queue:
 
     @property
     def origin(self) -> Origin:
-        """Return the origin of the effects of the head: the same after a restart."""
-        head = self.head  # not by its number: a key that is parked again begins with 0 again
-        return parked_origin(head.topic, head.offset)
+        """Return the origin of the effects of the next attempt at the head: the same after a restart."""
+        return parked_origin(self.head.place, self.state.attempts)
 
     def is_found_by(self, owner: str) -> bool:
         """Check that its head was last tried by another process, and not yet by this one."""
@@ -262,7 +271,7 @@ class ParkedKeys:
                 queued = _decode_queued(data)
             except msgspec.DecodeError as error:
                 raise BrokenQueue(f"event {number} of the queue {queue.name} cannot be read ({error})") from error
-            if queued.v > FORMAT or queued.kind not in (_RECORD, _TIMER):
+            if queued.v > FORMAT or queued.kind not in (_RECORD, _TIMER, _UPDATE):
                 raise BrokenQueue(f"event {number} of the queue {queue.name} is of a newer release of this package")
             if queued.queue_name != queue.name:
                 raise BrokenQueue(f"event {number} of the queue {queue.name} is of another key, {queued.key!r}")

@@ -142,7 +142,7 @@ class ClientSettings:
         self.overrides: Mapping[str, object] = dict(overrides or {})
         self.client_id = client_id
         self.group_id = group_id
-        self.partitioner = partitioner
+        self.partitioner: PartitionerName = partitioner
         for key in self.overrides:
             if key in RESERVED:
                 raise ConfigError(f"kafka setting {key!r} can not be overridden: {RESERVED[key]}")

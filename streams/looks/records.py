@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from streams.records import TYPE_HEADER, IncomingRecord
-from streams.runtime.partition.execution import read_event
+from streams.runtime.partition.decoding import read_event
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeGuard
+from typing import Any, Final, Literal, TypeGuard, cast
 
 from streams.errors import ConfigError
 from streams.sak import murmur2
@@ -56,8 +56,7 @@ def checked(partitioner: Any, what: str) -> PlaceOf:
     if isinstance(partitioner, str) and partitioner in PARTITIONERS:
         return PARTITIONERS[partitioner]
     if callable(partitioner):
-        place_of: PlaceOf = partitioner
-        return place_of
+        return cast("PlaceOf", partitioner)
     raise ConfigError(
         f"{what} is {partitioner!r}; it must be one of {', '.join(PARTITIONERS)}, or a function of a key and the "
         "number of partitions"

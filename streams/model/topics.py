@@ -62,6 +62,11 @@ class InputSpec(msgspec.Struct, frozen=True):
         """
         return not self.is_own and self.table is None
 
+    @property
+    def queues(self) -> bool:
+        """Check whether its records wait in the queues of parked keys. Requests for visits are of no event's key."""
+        return self.is_awaited or not self.is_own
+
     def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]:
         """Return records as their handlers are found: with the headers of the input's type."""
         headers = self.headers

@@ -22,7 +22,6 @@ from streams.runtime import source_topics
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 from streams.runtime.partition.joining import keep_row
-from streams.runtime.partition.parked_events import unparkable
 from streams.runtime.partition.visiting import requested
 from streams.sak.users_code import calling_location
 from streams.settings.config import EventSourceConfig
@@ -121,24 +120,18 @@ class Declarations:
         from streams.runtime.ownership.replicas import make_store  # with the engine, which a declaration does without
 
         self.inputs.check()
-        self._check_parking()
+        self._check_rows()
         self.visits.check(lambda: make_store(self.store_factory, TopicPartition(self.config.topic, 0)))
         self.router.freeze()
 
-    def _check_parking(self) -> None:
-        router, config = self.router, self.config
-        routes = [*router.routes.values(), *([] if router.default is None else [router.default])]
-        policies = [config.error_policy, config.decode_policy, *(route.policy for route in routes)]
+    def _check_rows(self) -> None:
         for spec in self.inputs.by_topic.values():
-            policies += [policy for policy in (spec.nulls, spec.on_error) if policy is not None]
-        policies += [route.policy for route, _ in router.visits.values()]
-        if any(policy.parks for policy in policies) and (
-            reason := unparkable(routes, has_inputs=bool(self.inputs.by_topic))
-        ):
-            raise RegistrationError(
-                f"a policy parks keys (PARK, or waits='key'), and the source {reason}: in this release the two do not "
-                "go together. Use another policy, or a source of its own for such events"
-            )
+            if spec.table is not None and (spec.on_error or self.config.decode_policy).parks:
+                raise RegistrationError(
+                    f"a row of the joined table {spec.topic!r} that cannot be read would be parked (PARK, or "
+                    "waits='key'), and the table would differ from its topic meanwhile: give source.join a policy of "
+                    "its own (on_error=STOP, SKIP, DEAD_LETTER)"
+                )
 
     @property
     def topology(self) -> Topology:

@@ -23,12 +23,16 @@ class DeclaredInputs:
         if config.visits:
             event_type = event_type_of(VisitRequest)
             registry.router.add(
-                Route(event_type.name, event_type, requested, blocking=False, policy=config.error_policy)
+                Route(event_type.name, event_type, requested, blocking=False, policy=config.error_policy.unparked)
             )
         # Of its own inputs only the loop is waited for: no event is the worse for a visit's request that comes later.
         awaited = config.loop_topic
+        unparked = config.decode_policy.unparked if config.decode_policy.parks else None
         self.by_topic: dict[str, InputSpec] = {
-            topic: InputSpec(topic, is_own=True, is_awaited=topic == awaited) for topic in config.own_inputs
+            topic: InputSpec(topic, is_own=True, is_awaited=True)
+            if topic == awaited
+            else InputSpec(topic, on_error=unparked, is_own=True, is_awaited=False)
+            for topic in config.own_inputs
         }
 
     def declare(self, topic: str, event: type[object] | None, nulls: Retry | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from streams.core.router import Route, check_callable
 from streams.core.visits import LONGEST_NAME
-from streams.errors import ConfigError
+from streams.errors import ConfigError, RegistrationError
 from streams.outcomes import Retry
 from streams.runtime.partition.visiting import table_of
 from streams.source.registry import Registry
@@ -31,7 +31,12 @@ class DeclaredVisits:
 
         def register(function: F) -> F:
             check_callable(f"the handler of the visit {name!r}", function, "ctx", "key", "value")
-            policy = self._registry.policy(on_error)
+            if on_error is not None and on_error.parks:
+                raise RegistrationError(
+                    f"on_error of the visit {name!r} parks a key, and a visited key is no event of one: use STOP, SKIP "
+                    "or DEAD_LETTER"
+                )
+            policy = self._registry.policy(on_error).unparked
             route = Route(f"visit {name}", None, function, blocking=blocking, policy=policy)
             self._registry.router.add_visit(name, route, table)
             return function

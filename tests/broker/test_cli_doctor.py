@@ -71,6 +71,7 @@ async def test_a_source_that_is_well(lab: Lab, office: Office) -> None:
     assert "answers like Kafka " in found["brokers", "ok"][0]
     assert "librdkafka " in found["libraries", "ok"][0]
     assert found["keys", "ok"] == ["the keys of the newest 1 records are where murmur2 puts them -> "]
+    assert f"the newest changes of {lab.changelog} can be read: those of 1 key(s) -> " in found["state", "ok"]
 
 
 def hanging(topic: str) -> OpenTransaction:
@@ -96,6 +97,7 @@ async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     record = Record(lab.changelog, msgspec.json.encode(offset), OFFSET_KEY, partition=0)
     producer = producer_to(lab.bootstrap)
     producer.produce(record.topic, record.value, record.key, 0)
+    producer.produce(record.topic, b"spoilt", b"ada", 1)
     assert producer.flush(PATIENCE) == 0
     monkeypatch.setattr(ClusterQuestions, "clock", lambda self, deadline: ClockView(-100.0, 0.1))
     monkeypatch.setattr(OpenTransactions, "find", lambda self, topic, numbers, deadline: [hanging(topic)])
@@ -121,6 +123,11 @@ async def test_all_that_is_wrong_with_a_source_is_named_with_what_to_type(
     assert f"-> kes txn end shop:source {arguments}" in said["transactions"]
     assert f"1 of the newest 2 records of {lab.topic} are in other partitions" in said["keys"]
     assert "partitioner=murmur2_random" in said["keys"]
+    assert (
+        f"1 of the newest values of {lab.changelog} cannot be read, the last: {lab.changelog}[1]@0, key ada"
+        in (said["state"])
+    )
+    assert "kes state verify shop:source --what changelog --decode" in said["state"]
 
 
 async def test_a_source_that_has_stopped_at_a_record_is_seen(lab: Lab, office: Office) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from streams import EventProducer
 from streams.broker.probe import free_port
@@ -76,7 +77,16 @@ def test_two_workers_are_scraped_and_no_secret_shows(
     assert total("kes_failed_events_total") == 10
     assert total("kes_outputs_total") == 10, "the dead letters"
     assert total("kes_partition_timers") == 2
-    wait_until(lambda: total("kes_partition_lag") == 0, "the ends are known, and reached")
+    aborted = Producer(
+        {"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": f"{topic_prefix}aborted"}
+    )
+    aborted.init_transactions(30.0)
+    aborted.begin_transaction()
+    aborted.produce(f"{topic_prefix}paid", b"of no transaction", partition=0)
+    aborted.flush(30.0)
+    aborted.abort_transaction(30.0)  # the record and the marker of its end are behind all events
+    wait_until(lambda: total("kes_partition_lag") == 2, "the ends are known")
+    wait_until(lambda: total("kes_partition_lag") == 0, "nothing is left behind them")
     assert get(port, "/ready?max_lag=0")[0] == 200
     assert get(port, "/live") == (200, f"w-0: {topic_prefix}shop: live\nw-1: {topic_prefix}shop: live\n")
     text = get(port, "/metrics")[1]

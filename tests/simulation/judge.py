@@ -12,6 +12,7 @@ import msgspec
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.checkpoints import FolderMark
 from streams.core.manifests import decode_manifest
+from streams.core.parking import is_parked
 from streams.core.timers import Timer
 from streams.disk import SQLite
 from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
@@ -62,8 +63,8 @@ class Judge:
         return {name: timer for name, timer in found.items() if timer is not None}
 
     def rings_left(self) -> int:
-        """Timers that will ring soon."""
-        partitions = range(self._plan.partitions) if self._plan.timers else ()
+        """Timers that will ring soon, and parked keys."""
+        partitions = range(self._plan.partitions) if self._plan.timers or self._plan.parks else ()
         now_ms = self._world.loop.time() * 1000
         return sum(timer.due_ms < now_ms + 1e6 for number in partitions for timer in self.timers(number).values())
 
@@ -201,9 +202,12 @@ class Judge:
         rung = sorted(total.offset for total in self._totals(program.RINGS, log.partition))
         self._world.watch.counts["rang"] += len(rung)
         self._compare(f"timers that rang of {log.partition}", rings, rung)
+        timers = self.timers(log.partition)
+        self._compare(f"parked keys of {log.partition}", [], [name for name in timers if is_parked(name)])
         left = {
             name: event_type_of(program.AlarmRing).decode(t.value).offset
-            for name, t in self.timers(log.partition).items()
+            for name, t in timers.items()
+            if not is_parked(name)
         }
         self._compare(f"timers that are left of {log.partition}", reminders, left)
 

@@ -58,11 +58,14 @@ class Plan(Conditions, frozen=True, kw_only=True):
     """Each member has a machine of its own, which is lost with its disk in a crash; snapshots are in one place."""
     smooth: bool = False
     """Nothing goes wrong: moves have to be quick."""
+    parks: bool = False
+    """Some events are parked, and handled in a later attempt."""
 
 
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
 JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
-AHEAD = frozenset(("Fetch", "Crunch", "Chained", "Turn", "Wobbly", "Hopeless"))
+AHEAD = frozenset(("Fetch", "Crunch", "Chained", "Turn", "Wobbly", "Hopeless", "ParkedTurn", "ParkedFetch"))
+PARKED_KINDS = ("Parked", "ParkedTurn", "ParkedFetch", "ParkedBulk", "Add")
 BULK_KINDS = (("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))
 CALLS = ("send", "commit", "flush", "abort", "init", "ask", "member", "leader")
 COMING = ("start", "start", "stop")
@@ -320,6 +323,21 @@ MOVES: Profiles = {
 }
 """All with the incremental strategy."""
 PROFILES = {**WORK, **MOVES}
+APART: Profiles = {
+    # Events wait in the queues of their keys, which are short, while members come and go.
+    "parked": lambda rng: {
+        "kinds": tuple(rng.sample(PARKED_KINDS, rng.choice((2, 5)))),
+        "parks": True,
+        "members": 2,
+        "partitions": rng.choice((1, 2)),
+        "records": 80,
+        "patient": rng.random() < 0.2,
+        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
+        "actions": _actions(rng, (*COMING, "crash", "freeze", "evict", "compact"), 8),
+        "calm_at": 15.0,
+    },
+}
+"""Not among those that seeds take in turn."""
 
 
 def plan_of(seed: int, profile: str = "") -> Plan:
@@ -348,7 +366,7 @@ def plan_of(seed: int, profile: str = "") -> Plan:
     if profile in MOVES:
         sizes["strategies"] = (("incremental",),)
     timers = random.Random(f"timers {seed}").random() < 0.4
-    own = PROFILES[profile](rng)
+    own = (PROFILES | APART)[profile](rng)
     ahead = random.Random(f"ahead {seed}").random() < 0.5 or not AHEAD.isdisjoint(own.get("kinds", ()))
     rng = random.Random(f"wire {seed}")
     wire: dict[str, object] = {

@@ -18,7 +18,7 @@ from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.partition.batch_handlers import BatchContext
 from streams.runtime.partition.event_context import EventContext
 from streams.settings.config import EventSourceConfig
-from streams.settings.groups import PoolConfig, StateConfig
+from streams.settings.groups import ParkingConfig, PoolConfig, StateConfig
 from streams.settings.jobs import SchedulerConfig
 from streams.source.event_source import EventSource
 from streams.source.jobs import AsyncJobScheduler
@@ -26,6 +26,7 @@ from streams.stores import Heap, Index, NamedTable, Stores, Table, Window, Windo
 from streams.stores.table import DiskTable
 from streams.testing.simulation.virtual_time import elapse
 
+from . import parked_program
 from .plans import Plan
 
 GROUP, TOPIC, OUT, TICKS, TOKENS, RINGS = "sim", "in", "out", "ticks", "tokens", "rings"
@@ -58,6 +59,10 @@ PURPOSES = {
     "Turn": "a concurrent handler, slow before its turn and after it",
     "Wobbly": "a job that fails, then a finalizer that fails, `amount` times; two retries, then the dead letter",
     "Hopeless": "a job that fails for good: dead letter",
+    "Parked": "parks its key, `amount` times, then succeeds",
+    "ParkedTurn": "the same by a concurrent handler, ahead of its turn or in it",
+    "ParkedFetch": "the same by a job, or its finalizer",
+    "ParkedBulk": "the same in lists",
 }
 KINDS: dict[str, Any] = {
     name: event_type(name)(type(name, (Keyed,), {"__module__": __name__}, frozen=True)) for name in PURPOSES
@@ -232,6 +237,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
             leave_timeout_seconds=plan.leave_timeout,
         ),
         state=_state(process),
+        parking=parked_program.bounds(process.rng) if plan.parks else ParkingConfig(),
         on_partition_activated=lambda partition: process.note("active", partition),
         metrics_handler=process.measured,
     )
@@ -242,10 +248,10 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     def register(kind: str, handler: Callable[..., Any], **more: Any) -> None:
         source.register_event_type(KINDS[kind], handler, **more)
 
-    def add(ctx: EventContext[Any], event: Keyed) -> None:
+    def add(ctx: EventContext[Any], event: Keyed, offset: int | None = None) -> None:
         total = ctx.store.get(event.key, 0) + event.amount
         ctx.store.write(ctx, event.key, total)
-        ctx.forward(OUT, ValueAt(total, ctx.offset), key=event.key)
+        ctx.forward(OUT, ValueAt(total, ctx.offset if offset is None else offset), key=event.key)
 
     async def slow(ctx: EventContext[Any], event: Keyed) -> None:
         before = ctx.store.get(event.key, 0)
@@ -278,9 +284,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     def bulk(ctx: BatchContext[Any], events: list[Keyed]) -> None:
         process.note("list" if len(events) > 1 else "list of one", ctx.topic_partition.partition)
         for event, record in zip(events, ctx.records, strict=True):
-            amount = ctx.store.get(event.key, 0) + event.amount
-            ctx.store.write(ctx, event.key, amount)
-            ctx.forward(OUT, ValueAt(amount, record.offset), key=event.key)
+            add(ctx, event, record.offset)
             if event.amount == REFUSED:
                 ctx.forward(OUT, TOO_LARGE, key=event.key)
         in_company = len(events) > 1 and rng.random() < 0.1
@@ -319,6 +323,8 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     source.register_event_type(AlarmRing, ring, on_error=RETRIES)
     if plan.ahead:
         _register_ahead(source, process, add)
+    if plan.parks:
+        parked_program.register(source, process.rng, KINDS, add)
     if plan.interjections:
         source.schedule_interjection(tick, every=0.7, jitter=0.2)
     return source
@@ -388,7 +394,8 @@ def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes, bytes, 
     for _ in itertools.repeat(None, plan.records):
         kind = rng.choice(plan.kinds)
         number = rng.randrange(plan.keys)
-        amount = rng.choice((0, 1, 2, 3)) if kind in ("Flaky", "Wobbly") else rng.randint(1, 9)
+        fails = kind in ("Flaky", "Wobbly") or kind.startswith("Parked")
+        amount = rng.choice((0, 1, 2, 3)) if fails else rng.randint(1, 9)
         if plan.timers and kind == "Add" and amount > 5:
             kind = "Alarm"
         event = KINDS[kind](f"k{number}", amount)

@@ -29,6 +29,7 @@ class ScriptedConsumer:
         self.high = -1001
         self.ends: dict[int, int] = {}
         self.questions: list[Future[int]] = []
+        self.looked_at: list[tuple[int, int]] = []
 
     def list_topics(self, _topic: str, _timeout: float) -> None:
         if not self.answers:
@@ -59,6 +60,10 @@ class ScriptedConsumer:
         elif not self.frozen:
             answer.set_exception(LostConnection("b:1: Connection refused"))
         return answer
+
+    def ask_next(self, _topic: str, partition: int, position: int, _timeout: float) -> Future[int]:
+        self.looked_at.append((partition, position))
+        return self.ask(_topic, partition, _timeout)
 
     def close(self) -> None: ...
 

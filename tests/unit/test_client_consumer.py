@@ -81,6 +81,22 @@ def test_the_end_of_a_partition_that_was_given_up_meanwhile_is_passed_over(readi
     assert reading.script.assigned == [(0, 10)]
 
 
+def test_an_end_is_where_nothing_but_markers_is_left(reading: Reading) -> None:
+    """A question each, and no wait: with the answer the next look knows."""
+    reading.add(p0=10, p1=LOG_START)
+    ends, script = reading.consumer.ends, reading.script
+    script.high, script.ends = 12, {0: 12}
+    assert (ends()[0], script.looked_at) == (12, [(0, 10)])
+    assert (ends()[0], ends()[0], script.looked_at) == (10, 10, [(0, 10)])
+    script.high, script.answers = 13, False  # one more, which the answer did not see
+    assert [ends()[0] for _ in range(6)] == [13] * 6, "nor is there another answer"
+    script.answers, script.ends = True, {0: 13}
+    assert 10 in [ends()[0] for _ in range(3)]
+    reading.poll(record(0, 13))
+    script.high, looked_at = 99, len(script.looked_at)
+    assert (ends()[0], len(script.looked_at)) == (99, looked_at), "that is more than markers"
+
+
 def test_records_have_their_own_headers_and_share_what_is_the_same(reading: Reading) -> None:
     """Each record that waits with a list of its own is what the garbage collector goes through again and again."""
     kinds: list[Any] = [

@@ -180,3 +180,16 @@ def test_a_batch_that_failed_stays_split_over_restarts() -> None:
     assert again.single_until == 8
     assert not again.events, "no event is to blame"
     assert not origin.is_event(ALWAYS), "above all offsets"
+
+
+def test_an_event_that_waits_for_room_meets_its_failure_in_the_next_attempt() -> None:
+    known, failure = KnownFailures(), Failure(2, RuntimeError("no"))
+    known.input_number = 1
+    known.expect_again(7, failure)
+    known.input_number = 0
+    assert known.meet(7) is None
+    known.input_number = 1
+    assert known.of_event(7) is failure
+    assert known.meet(7) is failure
+    assert known.meet(7) is None
+    assert failure in known.carried_over().values()

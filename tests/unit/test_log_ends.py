@@ -12,6 +12,7 @@ from streams.kafka.reading.log_ends import LogEnds
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.codes import BrokerRefusal, Code
 from streams.kafka.wire.connection import LostConnection
+from tests.unit.fetch_kit import Log, LogBrokers, Row
 from tests.unit.scripted_broker import GARBAGE, GONE, MUTE
 from tests.unit.topics_broker import TopicsBroker, served
 from tests.unit.waiting import PATIENCE
@@ -58,6 +59,28 @@ def test_a_partition_that_nobody_leads_has_no_end_for_now() -> None:
         assert isinstance(error, BrokerRefusal)
         assert error.code == Code.LEADER_NOT_AVAILABLE
         assert ends.ask("t", 0, PATIENCE).result(PATIENCE) == broker.MARKS["stable"]
+
+
+@pytest.mark.parametrize("versions", [(4, 12), (4, 16)])
+def test_the_next_record_is_behind_markers_and_what_is_aborted(versions: tuple[int, int]) -> None:
+    log = Log()
+    log.append([Row()], producer=1)
+    log.mark(1, commit=True)
+    log.append([Row(), Row()], producer=2)
+    log.mark(2, commit=False)
+    brokers = LogBrokers({0: log})
+    brokers.fetch_versions = versions
+    with brokers.serving(), closing(LogEnds(ClientSettings(brokers.bootstrap_servers))) as ends:
+
+        def following(position: int) -> int:
+            return ends.ask_next("t", 0, position, PATIENCE).result(PATIENCE)
+
+        assert [following(position) for position in range(6)] == [0, 5, 5, 5, 5, 5]
+        log.append([Row()])
+        log.append([Row()], producer=3)
+        assert [following(position) for position in (1, 5, 6)] == [5, 5, 6], "not behind an open transaction"
+        error = ends.ask_next("t", 0, 99, PATIENCE).exception(PATIENCE)
+        assert isinstance(error, BrokerRefusal)
 
 
 def test_settings_that_cannot_be_honoured_are_refused() -> None:

@@ -12,13 +12,15 @@ from streams import (
 from streams.errors import EventFailure
 from streams.records import Record
 from streams.settings import ParkingConfig
-from tests.unit.parking_kit import Add, Bank, add, parked_records, redeploy
+from tests.unit.parking_kit import AHEAD, Add, Bank, add, parked_records, redeploy
 
 pytestmark = pytest.mark.usefixtures("quiet")
+ways = pytest.mark.parametrize("way", ["plain", "batch", *AHEAD])
 
 
-def test_later_events_of_the_key_wait_and_others_go_on() -> None:
-    bank = Bank()
+@ways
+def test_later_events_of_the_key_wait_and_others_go_on(way: str) -> None:
+    bank = Bank(way=way)
     bank.broken = {2}
     with bank.driver() as driver:
         add(driver, 1, 2, 3)
@@ -42,8 +44,9 @@ def test_later_events_of_the_key_wait_and_others_go_on() -> None:
         assert bank.attempts[-2:] == [(2, 2), (3, 1)]
 
 
-def test_a_head_that_fails_again_waits_longer_and_a_success_resets_the_pace() -> None:
-    bank = Bank(parking=ParkingConfig(first_retry_seconds=10, max_retry_seconds=40))
+@ways
+def test_a_head_that_fails_again_waits_longer_and_a_success_resets_the_pace(way: str) -> None:
+    bank = Bank(way=way, parking=ParkingConfig(first_retry_seconds=10, max_retry_seconds=40))
     bank.broken = {1, 2}
     with bank.driver() as driver:
         add(driver, 1, 2)
@@ -59,8 +62,9 @@ def test_a_head_that_fails_again_waits_longer_and_a_success_resets_the_pace() ->
         driver.check()
 
 
-def test_attempts_go_on_from_the_queue_of_the_key() -> None:
-    bank = Bank(Retry(attempts=3, backoff_seconds=1, jitter=0, waits="key", then=ErrorResponse.DEAD_LETTER))
+@ways
+def test_attempts_go_on_from_the_queue_of_the_key(way: str) -> None:
+    bank = Bank(Retry(attempts=3, backoff_seconds=1, jitter=0, waits="key", then=ErrorResponse.DEAD_LETTER), way)
     bank.broken = {1}
     with bank.driver() as driver:
         add(driver, 1, 2)
@@ -105,8 +109,9 @@ def test_records_that_cannot_be_read_wait_for_a_new_owner() -> None:
         driver.check()
 
 
-def test_a_deployed_repair_works_off_all_queues() -> None:
-    bank = Bank()
+@ways
+def test_a_deployed_repair_works_off_all_queues(way: str) -> None:
+    bank = Bank(way=way)
     bank.broken = {1}
     with bank.driver() as driver:
         for key in "abcdefgh":
@@ -120,8 +125,9 @@ def test_a_deployed_repair_works_off_all_queues() -> None:
         assert not parked_records(driver)
 
 
-def test_queues_come_along_with_the_partition() -> None:
-    bank = Bank()
+@ways
+def test_queues_come_along_with_the_partition(way: str) -> None:
+    bank = Bank(way=way)
     bank.broken = {1}
     with bank.driver(members=2) as driver:
         add(driver, 1, 2)
@@ -138,8 +144,9 @@ def test_queues_come_along_with_the_partition() -> None:
         driver.check()
 
 
-def test_a_record_without_key_is_parked_alone() -> None:
-    bank = Bank()
+@ways
+def test_a_record_without_key_is_parked_alone(way: str) -> None:
+    bank = Bank(way=way)
     bank.broken = {1}
     with bank.driver() as driver:
         for _ in range(3):
@@ -154,8 +161,9 @@ def test_a_record_without_key_is_parked_alone() -> None:
         driver.check()
 
 
-def test_a_timer_of_a_parked_key_takes_its_place_and_can_still_be_cancelled() -> None:
-    bank = Bank()
+@ways
+def test_a_timer_of_a_parked_key_takes_its_place_and_can_still_be_cancelled(way: str) -> None:
+    bank = Bank(way=way)
     with bank.driver() as driver:
         add(driver, 100)
         bank.broken = {99}
@@ -170,8 +178,9 @@ def test_a_timer_of_a_parked_key_takes_its_place_and_can_still_be_cancelled() ->
         driver.check()
 
 
-def test_a_timer_of_a_parked_key_fires_behind_the_events_before_it() -> None:
-    bank = Bank()
+@ways
+def test_a_timer_of_a_parked_key_fires_behind_the_events_before_it(way: str) -> None:
+    bank = Bank(way=way)
     with bank.driver() as driver:
         add(driver, 100)
         bank.broken = {1}

@@ -16,13 +16,14 @@ from streams import (
     Retry,
     Table,
 )
-from streams.errors import ConfigError, EventFailure, RegistrationError
+from streams.errors import ConfigError, EventFailure
 from streams.records import Change, Record
 from streams.settings import ParkingConfig, SchedulerConfig
 from streams.testing import TestDriver
-from tests.unit.parking_kit import Add, Bank, add, redeploy
+from tests.unit.parking_kit import AHEAD, Add, Bank, add, redeploy
 
 pytestmark = pytest.mark.usefixtures("quiet")
+ways = pytest.mark.parametrize("way", ["plain", "batch", *AHEAD])
 
 
 @pytest.mark.parametrize(
@@ -105,18 +106,6 @@ def test_an_operators_request_that_comes_twice_does_nothing_the_second_time() ->
         driver.check()
 
 
-@pytest.mark.parametrize("options", [{"concurrency": 4}, {"batch": True}])
-def test_work_that_is_not_called_in_its_turn_is_refused_by_name(options: dict[str, Any]) -> None:
-    source = EventSource(EventSourceConfig(group_id="g", topic="adds", num_partitions=1, error_policy=PARK))
-
-    async def on_add(ctx: EventContext[None], event: Add) -> None: ...
-
-    handler: Any = (lambda ctx, events: None) if "batch" in options else on_add
-    source.register_event_type(Add, handler, **options)
-    with pytest.raises(RegistrationError, match="a policy parks keys"):
-        TestDriver(source)
-
-
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Retry\.waits"):
         Retry(waits="event")  # type: ignore[arg-type]
@@ -140,8 +129,9 @@ def test_the_release_without_park_meets_its_own_policy_with_the_head() -> None:
         driver.check()
 
 
-def test_an_event_that_ends_its_process_is_not_tried_at_once_by_the_next() -> None:
-    bank = Bank()
+@pytest.mark.parametrize("way", ["plain", "batch", "concurrent"])
+def test_an_event_that_ends_its_process_is_not_tried_at_once_by_the_next(way: str) -> None:
+    bank = Bank(way=way)
     bank.broken = {1}
     with bank.driver() as driver:
         add(driver, 1, 2)
@@ -170,8 +160,9 @@ def test_it_is_noted_first_also_where_further_events_of_its_key_come_at_once() -
         assert (trap.sprung, len(driver.members)) == (1, 1)
 
 
-def test_what_a_broker_refuses_of_a_head_is_the_heads_failure() -> None:
-    bank = Bank()
+@ways
+def test_what_a_broker_refuses_of_a_head_is_the_heads_failure(way: str) -> None:
+    bank = Bank(way=way)
     bank.broken = {1}
     with bank.driver() as driver:
         broker: Any = driver._world.broker
@@ -193,8 +184,9 @@ def test_what_a_broker_refuses_of_a_head_is_the_heads_failure() -> None:
         driver.check()
 
 
-def test_an_event_whose_output_is_refused_is_parked() -> None:
-    bank = Bank()
+@ways
+def test_an_event_whose_output_is_refused_is_parked(way: str) -> None:
+    bank = Bank(way=way)
     with bank.driver() as driver:
         broker: Any = driver._world.broker
         broker.refuses = lambda topic, entry: topic == "out" and entry.value == b'{"number":2,"key":"a"}'
@@ -260,6 +252,13 @@ def test_a_store_that_cannot_undo_is_restored_before_the_key_is_parked_and_after
         assert not driver.parked()
         assert driver.store(0).entries == {b"a": b"2", b"b": b"7"}
         assert [attempt for number, attempt in attempts if number == 1] == [1, 2, 3]
+        broken.add(3)
+        add(driver, 3)  # its key's next queue: no failure of the one before is its own
+        assert driver.parked()[0].attempts == 1
+        broken.clear()
+        driver.advance(40)
+        assert [attempt for number, attempt in attempts if number == 3] == [1, 2]
+        assert driver.store(0).entries == {b"a": b"3", b"b": b"7"}
         driver.check()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -179,12 +180,26 @@ def raises(source: object, change: PartitionChange) -> None:
     raise KeyError("no such thing")
 
 
+def raises_a_cancellation(source: object, change: PartitionChange) -> None:
+    raise asyncio.CancelledError
+
+
+async def awaits_what_was_cancelled(source: object, change: PartitionChange) -> None:
+    task = asyncio.ensure_future(elapse(1))
+    task.cancel()
+    await task
+
+
 def lies(source: object, change: PartitionChange) -> Any:
     return for_hours(source, change)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("function", [for_hours, interjects_without_end, raises, lies], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "function",
+    [for_hours, interjects_without_end, raises, raises_a_cancellation, awaits_what_was_cancelled, lies],
+    ids=lambda one: one.__name__,
+)
 def test_none_of_them_holds_up_a_partition(
     function: Callable[..., Any], moment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,7 +228,9 @@ def test_none_of_them_holds_up_a_partition(
     failed = [one for one in measured if isinstance(one, CallbackFailed)]
     assert {one.callback for one in failed} == {moment}
     is_gone = function is interjects_without_end and moment == "on_revoked"
+    is_cancelled = function in (raises_a_cancellation, awaits_what_was_cancelled)
     expected = "KeyError" if function is raises else "NotOwned" if is_gone else "TimeoutError"
+    expected = "RuntimeError" if is_cancelled else expected
     assert expected in {one.error.partition("(")[0] for one in failed}
     name = "lies" if function is lies else function.__name__
     assert f": {moment}: {name} " in caplog.text

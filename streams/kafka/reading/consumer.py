@@ -43,6 +43,10 @@ SILENCE_SECONDS: Final = 10.0
 """The first pause after which a silent partition is checked; each further one is twice as long."""
 _LONGEST_SILENCE_SECONDS: Final = 300.0
 _CHECK_SECONDS: Final = 1.0  # between two searches for silent partitions
+TAIL_OFFSETS: Final = 16
+"""So many offsets behind the last record are looked at, at most: a transaction leaves one marker in a partition."""
+MOST_TAILS: Final = 16
+"""Partitions that are looked up at a time."""
 BACKLOG_PARTS: Final = 8
 """There is a backlog where a poll brings this part of its limit, or more."""
 
@@ -53,6 +57,13 @@ class _Question(NamedTuple):
     partition: int
     in_outage: bool
     answer: Future[int]
+
+
+class _Tail(NamedTuple):
+    """A request for what is behind a position of a partition."""
+
+    position: int
+    next_offset: Future[int]
 
 
 class LogConsumer:
@@ -86,6 +97,7 @@ class LogConsumer:
         self._has_backlog = True  # as far as the last poll tells
         self._log_ends = LogEnds(settings)
         self._question: _Question | None = None
+        self._tails: dict[int, _Tail] = {}
         self._answered = False
         """A question was answered in an outage, since the last poll. Errors from before come with that poll, so the
         answer counts after it: else "answers again" would be followed by the failures of before."""
@@ -167,6 +179,7 @@ class LogConsumer:
         self._positions.clear()
         self._paused.clear()
         self._silent.clear()
+        self._tails.clear()
         self._log_ends.close()
         with contextlib.suppress(KafkaException, RuntimeError):
             self._consumer.close()
@@ -231,9 +244,31 @@ class LogConsumer:
         return news
 
     def ends(self) -> dict[int, int]:
-        """Return the high watermarks of the partitions that are read, as far as they are known. No request is sent:
-        they came with the last fetch of each."""
-        return {partition: end for partition in self._positions if (end := self._end(partition)) >= 0}
+        """Return the ends of the partitions that are read, as far as they are known: the high watermark that came with
+        the last fetch; the position, where nothing but a few markers of transactions are known to be behind it. Nothing
+        is waited for: that is looked up for the next call."""
+        found: dict[int, int] = {}
+        for partition, position in self._positions.items():
+            end = self._end(partition)
+            if end >= 0:
+                found[partition] = position if self._is_read(partition, position, end) else end
+        return found
+
+    def _is_read(self, partition: int, position: int, end: int) -> bool:
+        if position < 0 or not 0 < end - position <= TAIL_OFFSETS:
+            return False
+        tail = self._tails.get(partition)
+        if tail is None or tail.position != position:
+            if sum(not each.next_offset.done() for each in self._tails.values()) < MOST_TAILS:
+                asked = self._log_ends.ask_next(self.topic, partition, position, END_SECONDS)
+                self._tails[partition] = _Tail(position, asked)
+            return False
+        if not tail.next_offset.done():
+            return False
+        if tail.next_offset.exception() is None and tail.next_offset.result() >= end:
+            return True
+        del self._tails[partition]  # it was not found, or there is more by now: looked up again
+        return False
 
     def _end(self, partition: int) -> int:
         try:

@@ -27,7 +27,8 @@ and at most, each time twice as many as before. A frozen broker has no other sig
 MOST_THROTTLE_SECONDS: Final = 10.0
 """Seconds, at most, for which a broker's throttle time is kept. It holds the connection back by itself (KIP-219), so a
 request sent early does no harm; and a time that is nonsense must not end the reading."""
-_BY_NAME: Final = 12  # the last version of Fetch that names topics by their names
+BY_NAME: Final = 12
+"""The last version of Fetch that names topics by their names."""
 _OFFSETS: Final = 8  # the version of ListOffsets, at most
 _LONG_MS: Final = 50
 """Milliseconds: a request that the broker may hold for longer is given up for partitions that are added."""
@@ -88,7 +89,7 @@ class FetchLine:
             self._request, most = self._beginnings(beginning), _OFFSETS
         else:
             self._request = self._session.request(wanted, self._wait_ms)
-            most = FetchRequest.LAST_VERSION if self._options.topic_id.int else _BY_NAME
+            most = FetchRequest.LAST_VERSION if self._options.topic_id.int else BY_NAME
         kind, self._waited = type(self._request), 0.0
         try:
             self._version = connection.version_of(kind, most)
@@ -96,7 +97,7 @@ class FetchLine:
             self._answer = self._clock.create_future()
             self._answer.set_exception(failure)
             return
-        if not beginning and self._version <= _BY_NAME:
+        if not beginning and self._version <= BY_NAME:
             self._options.by_name = True
         self._answer = connection.call(
             kind.API_KEY,
@@ -222,7 +223,7 @@ class FetchLine:
         options, left = self._options, dict(self._requested)
         matched: list[tuple[LogPartition, int, PartitionData]] = []
         for topic in found.responses:
-            named = topic.topic_id != options.topic_id if self._version > _BY_NAME else topic.topic != options.topic
+            named = topic.topic_id != options.topic_id if self._version > BY_NAME else topic.topic != options.topic
             for data in topic.partitions:
                 requested = None if named else left.pop(data.partition_index, None)
                 if requested is None:

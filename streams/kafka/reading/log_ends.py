@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Final
 
 from streams.errors import BrokerUnavailable
+from streams.kafka.reading.fetch_line import BY_NAME
+from streams.kafka.reading.record_batches import FetchedBatches
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import raise_for
+from streams.kafka.wire.schemas.fetch import FetchRequest
 from streams.kafka.wire.security import Security
 from streams.kafka.wire.topic_questions import LATEST, leader_of, list_offsets, metadata, only
 
 _CLOSE_SECONDS: Final = 1.0
 """Seconds for the end of the connections."""
+_TAIL_BYTES: Final = 64 << 10
+"""Bytes of one look at what is behind a position."""
 
 
 class LogEnds:
@@ -27,6 +33,17 @@ class LogEnds:
     def ask(self, topic: str, partition: int, timeout_seconds: float) -> Future[int]:
         """Ask for the end of a partition (LSO). The answer comes within this time: an offset, or an error of the
         broker (``BrokerRefusal``), of the connection (``LostConnection``) or of a client that is closed meanwhile."""
+        return self._post(lambda client, deadline: _end_of(client, topic, partition, deadline), timeout_seconds)
+
+    def ask_next(self, topic: str, partition: int, position: int, timeout_seconds: float) -> Future[int]:
+        """Ask for the first offset from ``position`` on that has a committed record, or that of what was not looked at:
+        a few markers are looked at, and not a log. The answer comes as that of ``ask``, and may be a ``StreamsError``
+        of a log that is damaged, too."""
+        return self._post(
+            lambda client, deadline: _next_of(client, topic, partition, position, deadline), timeout_seconds
+        )
+
+    def _post(self, ask: Callable[[WireClient, float], Awaitable[int]], timeout_seconds: float) -> Future[int]:
         if self._client is None:
             settings = self._settings
             self._client = WireClient(
@@ -38,7 +55,7 @@ class LogEnds:
 
         async def work() -> None:
             try:
-                answer.set_result(await _end_of(client, topic, partition, time.monotonic() + timeout_seconds))
+                answer.set_result(await ask(client, time.monotonic() + timeout_seconds))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -59,3 +76,33 @@ async def _end_of(client: WireClient, topic: str, partition: int, deadline: floa
     raise_for(found.error_code)
     ends = await list_offsets(client, {topic: {partition: LATEST}}, leader_of(found, partition), deadline, stable=True)
     return ends[topic][partition]
+
+
+async def _next_of(client: WireClient, topic: str, partition: int, position: int, deadline: float) -> int:
+    found = only((await metadata(client, [topic], deadline)).topics, f"topic {topic}")
+    raise_for(found.error_code)
+    of = FetchRequest.FetchTopic
+    leader = leader_of(found, partition)
+    epoch = next(one.leader_epoch for one in found.partitions if one.partition_index == partition)
+    asked = of.FetchPartition(
+        partition=partition, current_leader_epoch=epoch, fetch_offset=position, partition_max_bytes=_TAIL_BYTES
+    )
+    request = FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=_TAIL_BYTES,
+        isolation_level=1,
+        session_epoch=-1,
+        topics=[of(topic=topic, topic_id=found.topic_id, partitions=[asked])],
+    )
+    most = None if found.topic_id.int else BY_NAME
+    answer = await client.send(request, leader, deadline, most=most)
+    raise_for(answer.error_code)
+    data = only(only(answer.responses, f"topic {topic}").partitions, f"{topic}[{partition}]")
+    raise_for(data.error_code)
+    aborted = [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()]
+    batches = FetchedBatches(topic, partition, position, data.records or b"", aborted)
+    while not batches.is_done:
+        if records := batches.take(1):
+            return records[0].offset
+    return batches.position

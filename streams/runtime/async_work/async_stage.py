@@ -12,7 +12,7 @@ from streams.core.policy import Answered
 from streams.records import IncomingRecord
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.host import Host
-from streams.runtime.partition.reorder_buffer import Entry, Finish, ReorderBuffer
+from streams.runtime.partition.reorder_buffer import AsideEntry, Entry, Finish, ReorderBuffer
 from streams.statistics import StageStatistics
 
 PlanT = TypeVar("PlanT")
@@ -79,7 +79,7 @@ class StageWork(ABC):
         """See ``partition.reorder_buffer.Work``."""
 
 
-class TurnEntry(Entry):
+class TurnEntry(AsideEntry):
     """The entry of work that a handler requests from a stage in its turn. It is in no buffer: the handler waits for
     it."""
 
@@ -88,7 +88,6 @@ class TurnEntry(Entry):
     def __init__(self, ctx: EventContext[Any]) -> None:
         topic, partition = ctx.topic_partition
         record = IncomingRecord(topic, partition, -1, None, None, [], 0)
-        # A lane of its own: in that of the partition's events it might wait for a key that waits for this turn.
         super().__init__(("turn", partition), record, None, None, ReorderBuffer(lambda: None))
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.trace = ctx._trace

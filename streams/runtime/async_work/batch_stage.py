@@ -16,14 +16,13 @@ from streams.runtime.async_work.async_stage import (
     Blocked,
     ItemsStage,
     ItemsWork,
-    TurnEntry,
     described,
     where_of,
 )
 from streams.runtime.async_work.invoke import Calls, Outcome
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
-from streams.runtime.partition.reorder_buffer import Entry
+from streams.runtime.partition.reorder_buffer import AsideEntry, Entry
 from streams.settings.jobs import BatcherConfig
 from streams.statistics import StageStatistics
 
@@ -141,7 +140,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
             return work
         entry.work = work
         # Not by its lane: items of a key and partition are in one call at a time, also after the partition came back.
-        lane = entry.lane if isinstance(entry, TurnEntry) else entry.record.partition
+        lane = entry.lane if isinstance(entry, AsideEntry) else entry.record.partition
         now = self._loop.time()
         for part in work.parts:
             self._batches.add(lane, part.item.key, part, now)

@@ -147,7 +147,7 @@ class _Run(Job):
         self._stage = stage
         self._entry = entry
         self._ctx: ConcurrentContext | None = None
-        self._attempt = 1
+        self._attempt = entry.attempts + 1
         self._has_ended = False
         self._on_end: Callable[[BaseException | None], None] | None = None
         self.error: BaseException | None = None
@@ -165,7 +165,7 @@ class _Run(Job):
                 self._end(error)
                 return
             failure = Failure(self._attempt, error, elapsed_seconds=host.now() - began)
-            if apply_error_policy(failure, policy) is not Decision.RETRY:
+            if policy.waits == "key" or apply_error_policy(failure, policy) is not Decision.RETRY:
                 # The key stays held: no later event of the key may run before this failure has met its policy.
                 self.runner.over(self, holds_key=True)
                 entry.fail(error, self._attempt)

@@ -6,8 +6,10 @@ raises is logged and counted.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +22,7 @@ from streams.errors import StreamsError
 from streams.metrics import CallbackFailed
 from streams.records import PartitionChange
 from streams.runtime.member import Member
+from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.signal import Broadcast
 
@@ -97,7 +100,7 @@ class PartitionCallbacks:
         if function is not None:
             try:
                 function(partition)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 self._member.fail(StreamsError(f"a callback for partition {partition} failed: {error!r}"))
 
     def _report(self, moment: str, worker: PartitionWorker, reason: str) -> None:
@@ -144,8 +147,8 @@ class PartitionCallbacks:
     def _begin(self, moment: str, function: Function, change: PartitionChange) -> Awaitable[object] | None:
         try:
             answer = function(change)
-        except Exception as error:
-            self._failed(moment, f"{_named(function)} failed", change, repr(error), error)
+        except (Exception, asyncio.CancelledError) as error:  # a plain call is not cancelled: it has raised that itself
+            self._raised(moment, function, change, error)
             return None
         return answer if inspect.isawaitable(answer) else None
 
@@ -153,7 +156,16 @@ class PartitionCallbacks:
         try:
             await answer
         except Exception as error:
-            self._failed(moment, f"{_named(function)} failed", change, repr(error), error)
+            self._raised(moment, function, change, error)
+        except asyncio.CancelledError as error:
+            if anyio.current_effective_deadline() == -math.inf:
+                raise  # this call is cancelled, and not something that it awaited
+            self._raised(moment, function, change, error)
+
+    def _raised(self, moment: str, function: Function, change: PartitionChange, error: BaseException) -> None:
+        # Passed on, a cancellation would end what calls this, a take-over or a barrier, without a word.
+        found = error if isinstance(error, Exception) else cancelled_inside(error)
+        self._failed(moment, f"{_named(function)} failed", change, repr(found), found)
 
     def _failed(
         self, moment: str, text: str, change: PartitionChange, error: str, cause: Exception | None = None

@@ -109,6 +109,7 @@ class BatchKind:
         records: Sequence[IncomingRecord],
         attempt: int = 1,
         timer: Timer | None = None,
+        origin: Origin | None = None,
     ) -> BatchContext[Any]:
         """Make the context of these events."""
         where = partition.reading if timer is None else partition.topic_partition
@@ -117,6 +118,8 @@ class BatchKind:
         )
         ctx._host = host
         ctx._gather(records, timer)
+        if origin is not None:
+            ctx._batch = origin
         return ctx
 
     def run(

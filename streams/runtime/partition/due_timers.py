@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
 from streams.core.parking import QueueRecord
-from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.records import IncomingRecord
-from streams.runtime.partition.execution import Execution, Handle
+from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.state import Partition
@@ -84,16 +83,6 @@ class DueTimers:
         route, event, unreadable = execution.read(record, where)
         if unreadable is None:
             assert route is not None
-            await execution.retrying(record, route, self._handle(route, event, record), timer=timer)
+            await execution.retrying(record, route, execution.in_turn(route, event, record), timer=timer)
         else:
             await execution.failed(record, None, unreadable, 1, timer)
-
-    def _handle(self, route: Route, event: Any, record: IncomingRecord) -> Handle:
-        """Return the handler of a timer's event: all of it runs in the turn, also a job that could run ahead."""
-        handler, ahead = route.handler, route.ahead
-        if ahead is None:
-            return lambda ctx: handler(ctx, event)
-        in_turn = getattr(self._host.stages.get(ahead.stage), "in_turn", None)
-        if in_turn is None:  # a concurrent handler, for which it is the turn already
-            return lambda ctx: handler(ctx, event)
-        return lambda ctx: in_turn(ctx, ahead.plan(record, event))

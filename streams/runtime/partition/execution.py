@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import shlex
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
@@ -21,57 +20,32 @@ from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
-from streams.events import parse_version
 from streams.metrics import EventFailed
 from streams.model.tracing import EventSpan, carried, stamped, with_context
 from streams.outcomes import ExecutionState, Retry
-from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
+from streams.records import IncomingRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
+from streams.runtime.partition.decoding import read_event
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import (
     RestartNeeded,
     describe,
-    describe_type,
     of_policy,
     trace_of,
-    unreadable_state,
 )
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
 from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.state import Partition
-from streams.runtime.partition.timekeeping import ClosedWindow, WindowFailed
+from streams.runtime.partition.stopping import advice
+from streams.runtime.partition.timekeeping import WindowFailed
 from streams.runtime.partition.unit import Unit
 
 _log = logging.getLogger(__name__)
 
-_REPAIR: Final = "repair the handler and deploy it"
-_REPAIR_CLASS: Final = "repair the event class and deploy it; or set decode_policy=DEAD_LETTER or decode_policy=SKIP"
-_REPAIR_WINDOW: Final = "; or set on_error=DEAD_LETTER or on_error=SKIP where the window is declared"
-_REPAIR_ROW: Final = "set on_error=DEAD_LETTER or on_error=SKIP in source.join(...): the row before stays"
-
 Handle = Callable[[EventContext[Any]], Any]
 """The function of an event, or of an interjection, on its context. May be asynchronous."""
-
-
-def read_event(
-    routes: Mapping[bytes, Route], default: Route | None, record: IncomingRecord, where: str = ""
-) -> tuple[Route | None, Any, DecodeError | None]:
-    """Decode a record as its handler would have it: return (route, event, None), or the reason why there is none;
-    ``where``: the record's name in errors."""
-    name = record.header(TYPE_HEADER)
-    route = routes.get(name) if name is not None else None
-    if route is None:
-        route = default
-        if route is None:
-            advice = "register a handler for it, or a default handler"
-            return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
-    versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
-    try:
-        return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
-    except DecodeError as error:
-        return route, None, DecodeError(f"{where or record.where}: {error}")
 
 
 class Begun(NamedTuple):
@@ -113,6 +87,9 @@ class Execution:
         in errors. The event is what the route's handler takes: for a batch handler a list of one."""
         router = self._host.router
         route, event, unreadable = read_event(router.routes, router.default, record, where)
+        if isinstance(event, VisitRequest) and event.action == "again" and route is not None:
+            visited, _ = router.visits.get(event.visit, (route, None))
+            route = route.with_policy(visited.policy)  # a key that is visited again fails as it does in a run
         if unreadable is not None or route is None or route.kind is None:
             return route, event, unreadable
         try:
@@ -120,23 +97,36 @@ class Execution:
         except DecodeError as error:
             return route, None, DecodeError(f"{where or record.where}: {error}")
 
+    def in_turn(self, route: Route, event: Any, record: IncomingRecord) -> Handle:
+        """Return the handler of an event, all of which runs in the turn, also a job that could run ahead."""
+        handler, ahead = route.handler, route.ahead
+        job = None if ahead is None else getattr(self._host.stages.get(ahead.stage), "in_turn", None)
+        if ahead is None or job is None:  # of a concurrent handler, too: it is the turn already
+            return lambda ctx: handler(ctx, event)
+        return lambda ctx: job(ctx, ahead.plan(record, event))
+
     async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
         """Handle one record to its end: decode errors, retries, policies. ``failure``: of the first attempt, if it
         was made."""
         if isinstance(failure, RestartNeeded):
             raise failure
-        if record.key is not None and (parked := self._partition.parked.get(record.key)) is not None:
-            await self.queue(parked, record)
+        queue = self._partition.queue_of(record)
+        is_row = record.topic in self._partition.joined.tables
+        if queue is not None and not is_row:  # undecoded: its class may be the one that is broken
+            await self._queue(queue, record, None)
             return
         route, event, unreadable = self.read(record)
         if unreadable is not None:
             await self.failed(record, None, unreadable, 1)
             return
         assert route is not None
+        if queue is not None and route.kind.keep is None:  # the row changes at once, and its update handler waits
+            await self._queue(queue, record, route)
+            return
+        if route.ahead is not None:  # its work was given up, or there was no room to park its key
+            await self._queue_alone(record, route)
+            return
         handler = route.handler
-        if isinstance(event, VisitRequest) and event.action == "again" and (visits := self._host.router.visits):
-            visited, _ = visits.get(event.visit, (route, None))
-            route = route.with_policy(visited.policy)  # a key that is visited again fails as it does in a run
         failed = failure is not None
         await self.retrying(record, route, lambda ctx: handler(ctx, event), int(failed), failure, store_dirty=failed)
 
@@ -187,7 +177,7 @@ class Execution:
                 if not self._partition.state.admits:
                     return  # given up meanwhile
             attempts += 1
-            ctx = self._context(record, route, attempts, timer) if begun is None else begun.ctx
+            ctx = self.context_of(record, route, attempts, timer) if begun is None else begun.ctx
             watermark, blocking = self._watermark(record, timer), route.is_blocking
             error = await self.run(ctx, handle, watermark, blocking=blocking, begun=begun)
             begun = None
@@ -231,9 +221,13 @@ class Execution:
         record cannot be read. The store knows nothing of it."""
         error = of_policy(error, record.where)
         self._partition.failures.meet(record.offset if timer is None else timer.origin)
-        failure = Failure(attempts, error, is_final=True)
         policy = self.decode_policy(record) if route is None else route.policy
-        await self._carry_out(apply_error_policy(failure, policy), failure, record, route, timer)
+        # The stage has made the attempts that hold up the partition; those that hold up the key are to be made.
+        failure = Failure(attempts, error, is_final=route is None or policy.waits == "partition")
+        decision, pause = apply_error_policy(failure, policy), None
+        if decision is Decision.RETRY:
+            decision, pause = Decision.PARK, policy.pause_seconds(attempts, self._host.rng)
+        await self._carry_out(decision, failure, record, route, timer, pause)
 
     def context(self, record: IncomingRecord | None, attempt: int = 1, timer: Timer | None = None) -> EventContext[Any]:
         """Make the context of one attempt; without a record that of an interjection, or of this timer."""
@@ -246,11 +240,11 @@ class Execution:
         ctx._trace = self.span
         return ctx
 
-    def _context(
-        self, record: IncomingRecord, route: Route, attempt: int, timer: Timer | None = None
+    def context_of(
+        self, record: IncomingRecord, route: Route | None, attempt: int, timer: Timer | None = None
     ) -> EventContext[Any]:
         """Make the context that the route's handler takes; ``record`` is the timer's event if there is one."""
-        kind: HandlerKind | None = route.kind
+        kind: HandlerKind | None = None if route is None else route.kind
         if kind is None:
             return self.context(None if timer is not None else record, attempt, timer)
         ctx: EventContext[Any] = kind.context(self._partition, self._host, (record,), attempt, timer)
@@ -351,10 +345,8 @@ class Execution:
             self.span.failed(failure.error, failure.attempts, decision.value)
             record = msgspec.structs.replace(record, headers=stamped(record.headers, self.span.carrier))
         self._announce(decision, failure, record, route, timer)
-        if route is None:
-            ctx = self.context(None if timer is not None else record, timer=timer)
-        else:  # an update changes its row whatever its handler has done
-            ctx = self._context(record, route, failure.attempts, timer)
+        # An update changes its row whatever its handler has done.
+        ctx = self.context_of(record, route, 1 if route is None else failure.attempts, timer)
         ctx._trace = None  # the letter has its headers by now, and was made to fit: it may not grow any more
         if parked is not None:
             ctx._timer_changes = parked  # a timer stays set until it has its turn
@@ -372,10 +364,23 @@ class Execution:
 
     # -- parked keys ---------------------------------------------------------------------------------------------------
 
-    async def queue(self, queue: Queue, record: IncomingRecord) -> None:
-        """Have an event wait behind those of its key. Raises ``NoRoom``."""
+    async def _queue(self, queue: Queue, record: IncomingRecord, route: Route | None) -> None:
+        """Have an event wait behind those of its key; with the ``route`` of a row's update, which changes the row.
+        Raises ``NoRoom``."""
+        changes = self.parked_events.behind(queue, record)
+        ctx = self.context_of(record, route, 1)
+        ctx._timer_changes = changes
+        await self.complete(ctx, record.offset + 1)
+
+    async def _queue_alone(self, record: IncomingRecord, route: Route) -> None:
+        """Make an event the first in a queue of its key, which is open, rather than do its work in the turn. Raises
+        ``NoRoom``."""
+        known = self._partition.failures.meet(record.offset)
+        if known is not None:
+            await self.failed(record, route, known.error, known.attempts)
+            return
         ctx = self.context(record)
-        ctx._timer_changes = self.parked_events.behind(queue, record)
+        ctx._timer_changes = self.parked_events.alone(record)
         await self.complete(ctx, record.offset + 1)
 
     async def change(
@@ -409,21 +414,7 @@ class Execution:
             _log.error("%s", text, exc_info=traced)
             host.exit_now(f"{text}; {decision.value}")
         if decision is Decision.STOP:
-            text += "; the source stops, and the next start meets it again. To go on, "
-            is_row = partition.reading.topic in partition.joined.tables
-            if (unreadable := unreadable_state(error)) is not None:  # passing the event would leave it there
-                text += (
-                    "repair the class of that value and deploy it; or stop all members and mend the value: kes state "
-                    f"repair MODULE:SOURCE {shlex.quote(unreadable.key)} --partition {unreadable.partition} --previous "
-                    "(or --with FILE, or --delete)"
-                )
-                raise EventFailure(text) from error
-            text += _REPAIR if route is not None else _REPAIR_ROW if is_row else _REPAIR_CLASS
-            text += _REPAIR_WINDOW if isinstance(timer, ClosedWindow) else ""
-            if timer is None:
-                topic = "" if partition.reading == partition.topic_partition else f"{record.topic}:"
-                passed = f"kes skip MODULE:SOURCE {topic}{record.partition}@{record.offset}"
-                text += f"; or stop all members and pass this record: {passed}"
+            text += advice(partition, record, route, error, timer)
             raise EventFailure(text) from error
         _log.log(logging.WARNING, "%s; %s", text, decision.value, exc_info=traced)
 
@@ -436,9 +427,9 @@ class Execution:
 
     def decode_policy(self, record: IncomingRecord) -> Retry:
         """Return the policy of a record that cannot be read."""
-        nulls, on_error = self._partition.nulls, self._partition.on_error
-        policy = self._host.config.decode_policy if on_error is None else on_error
-        return policy if nulls is None or record.value is not None else nulls
+        spec = self._partition.specs.get(record.topic)
+        nulls, on_error = (None, None) if spec is None else (spec.nulls, spec.on_error)
+        return (nulls if record.value is None else None) or on_error or self._host.config.decode_policy
 
     def _watermark(self, record: IncomingRecord, timer: Timer | None) -> int:
         """Return the watermark behind the event of a record, or of a timer, which moves none."""

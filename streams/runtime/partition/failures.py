@@ -32,7 +32,7 @@ def cancelled_inside(error: BaseException) -> RuntimeError:
     """Wrap a ``CancelledError`` that is not ours as an error like any other: passed on, it would end the partition's
     task silently."""
     wrapped = RuntimeError(
-        "the handler met a cancellation that is not its own: it awaited something that was cancelled"
+        "the function met a cancellation that is not its own: it awaited something that was cancelled"
     )
     wrapped.__cause__ = error
     return wrapped

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from streams.core.origin import Origin
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.records import Change, IncomingRecord
@@ -47,8 +48,10 @@ class HandlerKind(Protocol):
         records: Sequence[IncomingRecord],
         attempt: int = 1,
         timer: Timer | None = None,
+        origin: Origin | None = None,
     ) -> EventContext[Any]:
-        """Make the context of an attempt; with a timer the only record is that timer's event."""
+        """Make the context of an attempt; with a timer the only record is that timer's event. ``origin``: that of the
+        first event in a parked key's queue."""
         ...
 
     def run(

@@ -6,7 +6,7 @@ it, and goes through ``Execution``.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from streams.core.runs import Run
@@ -57,7 +57,7 @@ class HotPath:
         began = now()
         stop = min(start + self.size, len(records))
         if partition.parked:
-            stop = _before_parked(partition.parked, records, start, stop)
+            stop = _before_parked(partition, records, start, stop)
         position, error = plain_slice.run(partition, host, records, start, stop, inputs, runs)
         while inputs is None and error is None and position < stop:  # at a record whose handler is not plain
             behind, error = self._run_kind(records, position, stop)
@@ -81,9 +81,11 @@ class HotPath:
         return kind.run(partition, host, route, records, start, stop)
 
 
-def _before_parked(parked: Container[bytes | None], records: list[IncomingRecord], start: int, stop: int) -> int:
+def _before_parked(partition: Partition, records: list[IncomingRecord], start: int, stop: int) -> int:
     """Return the place of the first record whose key is parked: ``Execution`` queues it. ``stop``: there is none."""
+    parked = partition.parked
     for position in range(start, stop):
-        if records[position].key in parked:
+        record = records[position]
+        if record.key in parked and partition.queue_of(record) is not None:
             return position
     return stop

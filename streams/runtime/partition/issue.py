@@ -53,6 +53,8 @@ class Issuer:
         while position < stop:
             # The one that found no room is this record's: it is planned already, and no planner is called twice.
             entry = self._next or self._entry(records[position])
+            if entry is self._next and entry.record.key in self._partition.parked:
+                entry.give_up()  # its key was parked while there was no room
             self._next = None
             if not entry.is_settled:
                 assert entry.route is not None
@@ -84,6 +86,9 @@ class Issuer:
             # No work of its own, but it stands behind some: admitted at once it would leave a gap in front of it.
             entry.settle(None)
             return entry
+        if record.key in self._partition.parked:  # to spare its work; the turn decides
+            entry.give_up()
+            return entry
         if version != route.wire_version:  # another version than the class has: this way leads to the upcasters
             _, entry.event, unreadable = self._execution.read(record)
         else:
@@ -96,7 +101,9 @@ class Issuer:
             entry.settle(None)  # read again at its turn by Execution.one, which reports the error
             return entry
         known = self._partition.failures.of_event(record.offset)
-        if known is not None and apply_error_policy(known, route.policy) is not Decision.RETRY:
+        if known is not None and (
+            route.policy.waits == "key" or apply_error_policy(known, route.policy) is not Decision.RETRY
+        ):
             entry.fail(known.error, known.attempts)  # known from before a restart: its work would be done for nothing
             return entry
         if self._router.tracer is not None:

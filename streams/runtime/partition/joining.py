@@ -109,6 +109,7 @@ class JoinKind:
         records: Sequence[IncomingRecord],
         attempt: int = 1,
         timer: Timer | None = None,
+        origin: Origin | None = None,
     ) -> UpdateContext[Any]:
         """Make the context of an attempt, and change the row."""
         (record,) = records
@@ -189,9 +190,24 @@ def keep_row(ctx: EventContext[Any], _: object) -> None:
 def with_update(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return an update handler as the handler of its records."""
 
-    def handle(ctx: UpdateContext[Any], _: object) -> Any:
+    def handle(ctx: EventContext[Any], update: object) -> Any:
         row = ctx._row
-        return None if row is None else function(ctx, row.update())
+        if update is None and row is not None:  # else it was parked, and its row is changed already
+            update = row.update()
+        return None if update is None else function(ctx, update)
 
     handle.__qualname__, handle.__module__ = getattr(function, "__qualname__", repr(function)), function.__module__
+    return handle
+
+
+def update_again(
+    route: Route, record: IncomingRecord, old: bytes | None, partition: Partition
+) -> Callable[[EventContext[Any]], Any]:
+    """Return the update handler of a record that was parked, for the change of its row from ``old``."""
+
+    def handle(ctx: EventContext[Any]) -> Any:
+        table = partition.joined.tables[record.topic]
+        row = table.read(record, ctx._limit)
+        return None if row is None else route.handler(ctx, table.update(row, old))
+
     return handle

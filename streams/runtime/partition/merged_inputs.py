@@ -40,8 +40,6 @@ class PartitionInput:
         self.input_number = input_number
         self.where = where
         self.inbox = inbox
-        self.nulls = None if spec is None else spec.nulls
-        self.on_error = None if spec is None else spec.on_error
         self.is_own = spec is not None and spec.is_own
         self.position = -1
         self.goal: int | None = None
@@ -211,7 +209,6 @@ class MergedInputs:
         partition = self._partition
         self.current = one
         partition.watermark, partition.reading = one.position, one.where
-        partition.nulls, partition.on_error = one.nulls, one.on_error
         partition.failures.input_number = one.input_number
 
     def positions(self, ids: Sequence[str], position: Sequence[int]) -> dict[str, InputPosition]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from streams.core.parking import LONGEST_PIECE, PREFIX, Queue, Queued, encoded_size, queued_record
 from streams.core.parking_rules import next_due_ms
 from streams.core.policy import Failure
-from streams.core.router import Route
 from streams.core.timers import Timer
-from streams.errors import EventFailure, OffsetError, RecordRefused
+from streams.errors import EventFailure, RecordRefused
 from streams.outcomes import Retry
-from streams.records import IncomingRecord, TopicPartition, shown_key
+from streams.records import IncomingRecord, shown_key
 from streams.runtime.changelog import timer_key
 from streams.runtime.partition.failures import describe
 from streams.runtime.partition.host import Host
@@ -19,26 +16,6 @@ from streams.runtime.partition.state import Partition
 
 QUEUES = timer_key(PREFIX)
 """The keys of queues in the changelog begin with it."""
-
-
-def unparkable(routes: Iterable[Route | None], *, has_inputs: bool) -> str:
-    """Return why the keys of a source with these routes cannot be parked; ``""``: they can."""
-    if has_inputs:
-        return "reads several topics (inputs, joined tables, the loop and visits are some)"
-    for route in routes:
-        if route is not None and (route.ahead is not None or route.kind is not None):
-            kind = route.kind.option if route.ahead is None else route.ahead.stage.name
-            return f"has a handler of {route.name} that is not called in its turn for one event alone ({kind})"
-    return ""
-
-
-def refuse_parked(where: TopicPartition, routes: Iterable[Route | None], has_inputs: bool) -> None:
-    """Raise ``OffsetError`` for a partition with parked keys whose source cannot handle them."""
-    if reason := unparkable(routes, has_inputs=has_inputs):
-        raise OffsetError(
-            f"{where}: keys are parked in its changelog, and the source {reason}: later events of those keys would "
-            "pass them. Empty the queues with the release before: see kes parked"
-        )
 
 
 class NoRoom(Exception):
@@ -72,7 +49,8 @@ class ParkedEvents:
     ) -> dict[str, Timer | None]:
         """Park the key of an event that has failed. ``pause_seconds``: until the next attempt; ``None``: by the pace of
         queues. Raises ``NoRoom``."""
-        host, error, attempts = self._host, failure.error, failure.attempts
+        host, error = self._host, failure.error
+        attempts = min(failure.attempts, policy.attempts)  # those of a job are its own policy's
         self._refuse_if_refused(record, error)
         # Timers are a part of the state already, so they always find room.
         queued = self._with_room(record, failure) if timer is None else Queued.of_timer(timer)
@@ -84,6 +62,12 @@ class ParkedEvents:
         return self._partition.timers.parked.begun(
             queued, host.writer, attempts, due_ms, describe(error), handler, now_ms, self._longest_piece
         )
+
+    def alone(self, record: IncomingRecord) -> dict[str, Timer | None]:
+        """Park the key of an event that was not attempted; it is due at once. Raises ``NoRoom``."""
+        queued, host = self._with_room(record, None), self._host
+        now_ms = host.wall_ms()
+        return self._partition.timers.parked.begun(queued, host.writer, 0, now_ms, "", "", now_ms, self._longest_piece)
 
     def behind(self, queue: Queue, record: IncomingRecord) -> dict[str, Timer | None]:
         """Have a record wait behind the events of its key. Raises ``NoRoom``."""
@@ -106,6 +90,10 @@ class ParkedEvents:
         queued = queued_record(
             record.topic, record.offset, record.timestamp_ms, record.headers, record.key, record.value
         )
+        table = self._partition.joined.tables.get(record.topic)
+        if table is not None:  # the row changes now, and its update handler is called later: with the row of this place
+            row = table.read(record, self._host.message_limit)
+            queued = queued.with_old(None if row is None else table.row(row.key))
         setting = self.setting_without_room(queued)
         if setting:
             raise NoRoom(queued, failure, setting)

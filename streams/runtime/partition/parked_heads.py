@@ -7,6 +7,7 @@ first: an event that ends its process is not tried at once by one member after t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 
 from streams.core import parking
 from streams.core.origin import INTERJECTION, Origin
-from streams.core.parking import Queue, QueueRecord
+from streams.core.parking import Queue
 from streams.core.parking_rules import next_due_ms
 from streams.core.policy import Decision, Failure, apply_error_policy
 from streams.core.router import Route
@@ -23,12 +24,16 @@ from streams.core.timers import Timer
 from streams.errors import EventFailure
 from streams.metrics import EventFailed, HeadTried
 from streams.outcomes import Retry
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.execution import Execution
+from streams.runtime.partition.execution import Execution, Handle
 from streams.runtime.partition.failures import RestartNeeded, describe
+from streams.runtime.partition.handler_kind import HandlerKind
+from streams.runtime.partition.heads_ahead import HeadsAhead, resume
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.joining import update_again
 from streams.runtime.partition.parking_acts import as_parked_record
+from streams.runtime.partition.reorder_buffer import Entry, Finish, Waiting
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timekeeping import WindowFailed
 from streams.runtime.partition.timers import as_record
@@ -47,20 +52,28 @@ class HeadContext(EventContext[Any]):
 
 
 class ParkedHeads:
-    """The heads of one partition's queues. On its task."""
+    """The heads of one partition's queues. On its task. ``ahead``: those whose work runs ahead of their turn."""
 
     def __init__(self, partition: Partition, host: Host, execution: Execution, wake: Callable[[], None]) -> None:
         self._partition = partition
         self._host = host
         self._execution = execution
         self._wake = wake
+        self._task: asyncio.Task[Any] | None = None  # of the handler that has the turn
+        self.ahead = HeadsAhead(partition, host, wake)
 
-    async def attempt(self, due: QueueRecord) -> None:
+    def is_of(self, task: asyncio.Task[Any]) -> bool:
+        """Check for the task of a head that has the turn."""
+        return task is self._task
+
+    async def attempt(self, due: Timer) -> None:
         """Try the head of a queue that is due. Raises as ``PartitionWorker.run``."""
         partition, timers = self._partition, self._partition.timers
         queue = timers.parked.by_name[due.name]
         if queue.must_be_noted(self._host.writer):
             await self._note(queue)
+            return
+        if self.ahead.waits(queue):
             return
         head, timer = queue.head, None
         if head.is_timer:
@@ -73,6 +86,13 @@ class ParkedHeads:
             record = as_parked_record(head, partition.partition)
         with self._execution.traced(record):
             await self._try(queue, record, timer)
+
+    async def settle(self) -> bool:
+        """Take the turn of a head whose work has ended. ``False``: there is none."""
+        name = self.ahead.first_ended
+        if name is not None:
+            await self.attempt(self._partition.timers.parked.by_name[name].record)
+        return name is not None
 
     def _left(self, queue: Queue) -> dict[str, Timer | None]:
         return queue.left(self._host.writer, self._host.wall_ms())
@@ -90,48 +110,87 @@ class ParkedHeads:
         await self._execution.change(queue.noted(self._host.writer), committed, set_aside=name)
 
     async def _try(self, queue: Queue, record: IncomingRecord, timer: Timer | None) -> None:
-        partition, host, execution = self._partition, self._host, self._execution
-        attempts, origin = queue.state.attempts + 1, queue.origin if timer is None else timer.origin
+        partition, execution = self._partition, self._execution
+        attempts, origin = queue.state.attempts + 1, queue.origin
         where = "" if timer is None else f"{timer.title} of {partition.topic_partition}"
         route, event, unreadable = execution.read(record, where)
         known = partition.failures.meet(origin)
         error: BaseException | None = unreadable if known is None else known.error
-        if error is None:
-            assert route is not None
-            handler = route.handler
-
-            def handle(ctx: EventContext[Any]) -> Any:
-                answer = handler(ctx, event)
-                return _ended(ctx, answer) if isinstance(answer, Awaitable) else _named(ctx, answer)
-
-            while True:
-                ctx = self._context(queue, record, timer, attempts)
-                error = await execution.run(ctx, handle, partition.watermark, blocking=route.is_blocking)
-                if not isinstance(error, WindowFailed):
-                    break
-                if not await execution.window_failed(error):
-                    return  # given up meanwhile
+        entry: Entry | None = None
+        if error is None and timer is None and route is not None and route.ahead is not None:
+            entry = self.ahead.ended(queue, record, route, event)
+            if entry is None:
+                return  # its work is under way: the partition goes on
+            error = entry.error
+        else:
+            self.ahead.withdraw(queue.name)  # of an attempt that could read the record
+        try:
             if error is None:
-                host.measure(HeadTried(partition.partition, "completed"))
-                return
-            if not partition.is_journalled:  # only the changelog has the state before the attempt
-                raise RestartNeeded(origin, attempts, error)
-        await self._failed(queue, record, timer, None if unreadable is not None else route, error, attempts)
+                assert route is not None
+                error = await self._turn(queue, record, timer, route, event, entry)
+            if error is not None:
+                await self._failed(queue, record, timer, None if unreadable is not None else route, error, attempts)
+        finally:
+            if entry is not None:
+                entry.drop()
 
-    def _context(self, queue: Queue, record: IncomingRecord, timer: Timer | None, attempts: int) -> EventContext[Any]:
+    async def _turn(
+        self, queue: Queue, record: IncomingRecord, timer: Timer | None, route: Route, event: Any, entry: Entry | None
+    ) -> BaseException | None:
+        """Run the handler of a head, or what is left of it behind its work ahead. Returns why it failed; ``None``: it
+        is complete, or the partition was given up."""
+        partition, execution, attempts = self._partition, self._execution, queue.state.attempts + 1
+        if queue.head.is_update:
+            handler: Finish | None = update_again(route, record, queue.head.old, partition)
+        else:
+            handler = execution.in_turn(route, event, record) if entry is None else entry.finish
+        waiting = None if entry is None else entry.waiting
+        while True:
+            if waiting is None:
+                assert handler is not None
+                ctx, function = self._context(queue, record, timer, route, attempts), handler
+            else:
+                ctx, function = self._resumed(queue, waiting), resume(waiting)
+            error = await execution.run(ctx, _named(function), partition.watermark, blocking=route.is_blocking)
+            self._task = waiting = None
+            if error is None:
+                self._host.measure(HeadTried(partition.partition, "completed"))
+            elif isinstance(error, WindowFailed):
+                if await execution.window_failed(error):
+                    continue
+                error = None
+            elif not partition.is_journalled:  # only the changelog has the state before the attempt
+                raise RestartNeeded(queue.origin, attempts, error)
+            return error
+
+    def _context(
+        self, queue: Queue, record: IncomingRecord, timer: Timer | None, route: Route | None, attempts: int
+    ) -> EventContext[Any]:
         """Make the context of an attempt, with the changes that let the head go."""
         partition, host = self._partition, self._host
-        if timer is not None:
-            ctx = self._execution.context(None, attempts, timer)
-            assert ctx._timer_changes is not None
-            ctx._timer_changes |= self._left(queue)
-            return ctx
-        made = HeadContext(
-            partition.store, partition.reading, record, [], [], host.message_limit, attempts, partition.timers
-        )
-        made._host, made._at, made._trace = host, queue.origin, self._execution.span
-        made._timer_changes = self._left(queue)
-        return made
+        where = TopicPartition(record.topic, record.partition)  # the input that has its turn may be another one
+        kind: HandlerKind | None = None if route is None else route.kind
+        ctx: EventContext[Any]
+        if kind is None or queue.head.is_update:  # the row of an update is changed already
+            given = None if timer is not None else record
+            head = HeadContext(partition.store, where, given, [], [], host.message_limit, attempts, partition.timers)
+            head._host, head._at = host, queue.origin
+            if timer is not None:
+                head._begin_timer(timer)
+            ctx = head
+        else:
+            ctx = kind.context(partition, host, (record,), attempts, timer, queue.origin)
+            ctx.topic_partition = where
+        ctx._trace, ctx._timer_changes = self._execution.span, (ctx._timer_changes or {}) | self._left(queue)
+        return ctx
+
+    def _resumed(self, queue: Queue, waiting: Waiting) -> EventContext[Any]:
+        """Give the context of a handler that waits for its turn what it has from its turn on."""
+        partition, ctx = self._partition, waiting.context
+        ctx.store, ctx._timers, ctx._has_turn, ctx._at = partition.store, partition.timers, True, queue.origin
+        ctx._timer_changes = (ctx._timer_changes or {}) | self._left(queue)
+        self._task = ctx._task
+        return ctx
 
     async def _failed(
         self,
@@ -158,7 +217,7 @@ class ParkedHeads:
             handler = "" if route is None else route.handler_name
             await execution.change(queue.failed(host.writer, attempts, due_ms, describe(error), handler, now_ms))
             return
-        ctx = self._context(queue, record, timer, attempts)
+        ctx = self._context(queue, record, timer, route, attempts)
         ctx._trace = None  # as in ``Execution``: the letter was made to fit
         if decision is Decision.DEAD_LETTER:
             letter = execution.letter(failure, record, route, timer)
@@ -195,12 +254,19 @@ class ParkedHeads:
         _log.warning("%s; %s", text, outcome)
 
 
-async def _ended(ctx: EventContext[Any], answer: Awaitable[Any]) -> Any:
-    return _named(ctx, await answer)
+def _named(handler: Handle) -> Handle:
+    """Return a head's handler that gives what is sent the head's origin: ``forward`` takes that of the record."""
 
+    def handle(ctx: EventContext[Any]) -> Any:
+        answer = handler(ctx)
+        return ended(ctx, answer) if isinstance(answer, Awaitable) else named(ctx, answer)
 
-def _named(ctx: EventContext[Any], answer: Any) -> Any:
-    """Give what a head has sent its own origin: ``forward`` takes that of the record."""
-    for output in ctx._outputs:
-        output.origin = ctx._origin
-    return answer
+    async def ended(ctx: EventContext[Any], answer: Awaitable[Any]) -> Any:
+        return named(ctx, await answer)
+
+    def named(ctx: EventContext[Any], answer: Any) -> Any:
+        for output in ctx._outputs:
+            output.origin = ctx._origin
+        return answer
+
+    return handle

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Any, Protocol
 
+from streams.core.origin import Origin
 from streams.core.router import Route
 from streams.model.tracing import EventSpan
 from streams.records import IncomingRecord
@@ -36,6 +37,12 @@ class WaitingContext(EventContext[Any]):
 
     _task: asyncio.Task[Any] | None = None
     _has_turn: bool = False
+    _at: Origin | None = None
+    """The origin of the first event in a parked key's queue; ``None``: it is that of its record."""
+
+    @property
+    def _origin(self) -> Origin:
+        return super()._origin if self._at is None else self._at
 
 
 class Waiting(Work, Protocol):
@@ -78,6 +85,7 @@ class Entry:
         "error",
         "event",
         "finish",
+        "is_given_up",
         "is_settled",
         "lane",
         "plan",
@@ -100,7 +108,7 @@ class Entry:
         self.begun = False
         self.work: Work | None = None
         self.trace: EventSpan | None = None  # ends with the entry
-        self.is_settled = False
+        self.is_settled = self.is_given_up = False
         self.finish: Finish | None = None
         self.waiting: Waiting | None = None
         self.error: BaseException | None = None
@@ -132,7 +140,14 @@ class Entry:
     @property
     def is_plain(self) -> bool:
         """Check that only the route's handler is to run, from the bytes on."""
-        return self.is_settled and self.finish is None and self.error is None
+        return self.is_settled and self.finish is None and self.error is None and not self.is_given_up
+
+    def give_up(self) -> None:
+        """Give up the work of an event whose key is parked: it is done again when the event is the first in its key's
+        queue. At its turn the event goes there."""
+        self.drop()
+        self.begun = self.is_given_up = True  # ``begun``: what stands behind it may have begun
+        self.finish = self.waiting = self.error = self.trace = None
 
     def drop(self) -> None:
         """Withdraw the work: the entry's turn is over, or its partition is given up."""
@@ -146,6 +161,13 @@ class Entry:
         work, self.work = self.work, None
         if work is not None:
             work.withdraw()
+
+
+class AsideEntry(Entry):
+    """An entry that stands in no partition's line: no event waits behind it. Its lane is no partition's either: in that
+    of the events it might wait for a key that waits for this turn."""
+
+    __slots__ = ()
 
 
 class ReorderBuffer:
@@ -173,6 +195,13 @@ class ReorderBuffer:
         """Remove the first ``count`` entries: they had their turn."""
         for _ in range(count):
             self.entries.popleft()
+
+    def give_up(self, key: bytes | None) -> None:
+        """Give up the work of all events of a key that is parked now."""
+        # From the end: an earlier one may hold the key, and the work of the next would begin.
+        for entry in reversed(self.entries):
+            if entry.record.key == key and not entry.is_plain:
+                entry.give_up()
 
     def plain(self, most: int) -> list[Entry]:
         """Return the first entries, as long as they are plain; at most ``most``."""

@@ -17,7 +17,9 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Begun, Execution
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
+from streams.runtime.partition.parked_events import NoRoom
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
+from streams.runtime.partition.single_events import SingleEvents
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.unit import Unit
 
@@ -38,6 +40,7 @@ class Retirement:
         buffer: ReorderBuffer,
         hot_path: HotPath,
         run_slice: RunSlice,
+        singles: SingleEvents,
     ) -> None:
         self._partition = partition
         self._host = host
@@ -45,6 +48,7 @@ class Retirement:
         self._buffer = buffer
         self._hot_path = hot_path
         self._run_slice = run_slice
+        self._singles = singles
         self._passing: asyncio.Future[BaseException | None] | None = None  # while concurrent handlers pass turns on
         self._left = 0  # turns until they stop doing so
         self._roused = 0  # handlers that were roused to be there for theirs
@@ -66,7 +70,10 @@ class Retirement:
             return  # the partition may have been given up meanwhile
         if first.is_plain:
             records = [entry.record for entry in buffer.plain(self._hot_path.size)]
-            buffer.leave(await self._run_slice(records, 0))
+            self._leave(await self._run_slice(records, 0))
+        elif first.is_given_up or self._partition.queue_of(first.record) is not None:
+            first.drop()  # its work may have ended: a finalizer now would pass the events of its key
+            self._leave(await self._singles.one(first.record, None))
         elif first.error is not None or self._partition.failures.of_event(first.record.offset) is not None:
             # A failure that is known from an earlier worker goes this way, too: its attempts count.
             await self._retrying(first)
@@ -82,7 +89,16 @@ class Retirement:
         partition, buffer = self._partition, self._buffer
         if not left or not buffer.is_ready or partition.failures.events or self._host.pool.is_full:
             return False
-        return buffer.entries[0].finish is not None and partition.state.admits
+        first = buffer.entries[0]
+        return first.finish is not None and first.record.key not in partition.parked and partition.state.admits
+
+    def _leave(self, count: int) -> None:
+        """Remove so many entries, which had their turn. None: the first one finds no room in its key's queue, and the
+        partition is closing. Nothing behind it may be admitted then: the next owner handles all of them."""
+        if count:
+            self._buffer.leave(count)
+        else:
+            self._buffer.drop()
 
     async def _retrying(
         self,
@@ -91,12 +107,18 @@ class Retirement:
         begun: Begun | None = None,
     ) -> None:
         """Execute one event to its end. An attempt may have been made, which failed with ``error``, or is ``begun``."""
+        record, done = entry.record, 1
         try:
-            with nullcontext() if entry.trace is None else self._execution.within(entry.trace):
-                await self._execute(entry, error, begun)
+            try:
+                with nullcontext() if entry.trace is None else self._execution.within(entry.trace):
+                    await self._execute(entry, error, begun)
+            except NoRoom as full:
+                done = await self._singles.one(record, None, full)
+            if record.key in self._partition.parked:
+                self._buffer.give_up(record.key)
         finally:
             entry.drop()
-        self._buffer.leave()
+        self._leave(done)
 
     async def _execute(self, entry: Entry, error: BaseException | None, begun: Begun | None) -> None:
         execution, record, route = self._execution, entry.record, entry.route

@@ -37,17 +37,17 @@ class SingleEvents:
         self._wait = wait
         self.full = ""
 
-    async def one(self, record: IncomingRecord, failure: BaseException | None) -> None:
-        """Handle an event; ``failure``: of its first attempt, if that was made. Raises as ``PartitionWorker.run``."""
-        while True:
+    async def one(self, record: IncomingRecord, failure: BaseException | None, full: NoRoom | None = None) -> int:
+        """Handle an event, and return 1; ``failure``: of its first attempt, if that was made, ``full``: if it ended for
+        lack of room. 0: it finds none, and the partition is closing, so the next owner handles it. Raises as
+        ``PartitionWorker.run``."""
+        while full is None or await self._until_room(full):
             try:
                 await self._attempt(record, failure)
-                return
-            except NoRoom as full:
-                await self._until_room(full)
-            if self._partition.is_closing:
-                return  # the next owner handles it
-            failure = None
+                return 1
+            except NoRoom as error:
+                full, failure = error, None
+        return 0
 
     async def _attempt(self, record: IncomingRecord, failure: BaseException | None) -> None:
         if self._host.router.tracer is None:
@@ -56,17 +56,19 @@ class SingleEvents:
             with self._execution.traced(record):
                 await self._execution.one(record, failure)
 
-    async def _until_room(self, full: NoRoom) -> None:
-        """Hold the line: the partition's heads, timers and interjections go on, its events wait."""
+    async def _until_room(self, full: NoRoom) -> bool:
+        """Hold the line: the partition's heads, timers and interjections go on, its events wait. ``False``: the
+        partition is closing."""
         partition, events = self._partition, self._execution.parked_events
         where = f"{partition.topic_partition}@{full.queued.offset}"
         if self._host.config.parking.when_full == "stop":
             raise EventFailure(f"{where}: {full}; the source stops (when_full), and the next start meets it again")
         if full.failure is not None:  # it is not attempted again when there is room, but parked
-            partition.failures.events[full.queued.offset] = full.failure
+            partition.failures.expect_again(full.queued.offset, full.failure)
         _log.warning("%s: %s; the partition waits until there is room", where, full)
         self.full = full.setting
         while not partition.is_closing and events.setting_without_room(full.queued):
             if not await self._between():
                 await self._wait()
         self.full = ""
+        return not partition.is_closing

@@ -13,9 +13,9 @@ from streams.core.partition import PartitionState
 from streams.core.position import Position, offsets_of
 from streams.core.timers import Timer
 from streams.errors import OffsetError
-from streams.outcomes import Retry
+from streams.model.topics import InputSpec
 from streams.protocols import JournalledStore
-from streams.records import TopicPartition
+from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.timers import PartitionTimers
@@ -66,8 +66,7 @@ class Partition:
         self.input_ids: tuple[str, ...] = ()
         self.watermark = -1
         self.committed: Position = -1
-        self.nulls: Retry | None = None  # the policy of records without a value, if the input has one of its own
-        self.on_error: Retry | None = None  # of its records that cannot be read
+        self.specs: Mapping[str, InputSpec] = {}  # of further inputs, by their topics
         self.timers = timers
         self.timekeeper: Any = None  # of a store that goes by the time of its events (``timekeeping.Timekeeper``)
         self.failures = KnownFailures()
@@ -95,6 +94,13 @@ class Partition:
     def parked(self) -> Mapping[bytes, Queue]:
         """Return the queues of its parked keys; empty: no key is parked."""
         return self.timers.parked.keys
+
+    def queue_of(self, record: IncomingRecord) -> Queue | None:
+        """Return the queue in which a record has to wait behind those of its key, whatever their inputs; ``None``: its
+        key is open, or its input knows no queues."""
+        queue = None if record.key is None else self.parked.get(record.key)
+        spec = None if queue is None else self.specs.get(record.topic)
+        return queue if spec is None or spec.queues else None
 
     @property
     def joined(self) -> JoinedRows:

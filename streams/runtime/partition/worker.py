@@ -35,12 +35,11 @@ from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.interjections import Interjection, StoreRead, Timetable
 from streams.runtime.partition.issue import Issuer
 from streams.runtime.partition.merged_inputs import MergedInputs
-from streams.runtime.partition.parked_events import refuse_parked
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.retirement import Retirement
 from streams.runtime.partition.single_events import SingleEvents
-from streams.runtime.partition.state import Partition, Restored
+from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timekeeping import Timekeeper, WindowFailed
 from streams.runtime.partition.timers import PartitionTimers
 from streams.runtime.partition.visiting import Visiting
@@ -65,6 +64,7 @@ class PartitionWorker(Partition):
         if engine.further_inputs:
             others = [(spec, Inbox(engine.config, port, partition, self._wake)) for spec, port in engine.further_inputs]
             self.inputs = MergedInputs(self, self.inbox, others, engine.config.alignment_seconds)
+            self.specs = {spec.topic: spec for spec, _ in engine.further_inputs}
             self.timers.timeless = frozenset(spec.topic for spec, _ in engine.further_inputs if not spec.moves_time)
         self.timekeeper = Timekeeper(self, engine)
         self.started_at: dict[str, int] = {}  # topic -> where it began without any committed offset
@@ -76,13 +76,15 @@ class PartitionWorker(Partition):
         self.hot_path = HotPath(self, engine)
         self.delivery = DeliveredRecords(self, engine, self.inbox, self.hot_path, self._wake)
         self._execution = Execution(self, engine)
-        heads = ParkedHeads(self, engine, self._execution, self._wake.notify)
-        self._due_timers = DueTimers(self, engine, self._execution, heads)
+        self._heads = ParkedHeads(self, engine, self._execution, self._wake.notify)
+        self._due_timers = DueTimers(self, engine, self._execution, self._heads)
         self._singles = SingleEvents(self, engine, self._execution, self._between, self._wait)
         self._visiting = Visiting(self, engine, self._execution)
         self._buffer = ReorderBuffer(self._wake.notify)
         self._issuer = Issuer(self, engine, self._execution, self._buffer)
-        self._retirement = Retirement(self, engine, self._execution, self._buffer, self.hot_path, self.run_slice)
+        self._retirement = Retirement(
+            self, engine, self._execution, self._buffer, self.hot_path, self.run_slice, self._singles
+        )
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._steps, self._breathed_at = 0, 0.0
         self._task: asyncio.Task[Any] | None = None  # a wait for a turn of this partition in it would never end
@@ -121,13 +123,13 @@ class PartitionWorker(Partition):
 
     @property
     def takes_interjections(self) -> bool:
-        """Check whether an interjection that is requested now has its turn here, at once or after a restart."""
+        """Check that an interjection requested now has its turn here: the partition works, or will after a restart."""
         restarting = self.state is PartitionState.RESTORING and self.is_restart
         return restarting or self.state in (PartitionState.ACTIVE, PartitionState.RESTARTING)
 
     def is_run_by(self, task: asyncio.Task[Any] | None) -> bool:
         """Check whether this task has the partition's turn now, so that it must not wait for another one."""
-        return task is not None and (task is self._task or self._retirement.is_of(task))
+        return task is not None and (task is self._task or self._retirement.is_of(task) or self._heads.is_of(task))
 
     @property
     def inboxes(self) -> list[Inbox]:
@@ -148,13 +150,6 @@ class PartitionWorker(Partition):
         """See ``MergedInputs.moved_to``."""
         assert self.inputs is not None  # the pool of a source with one topic does not call it
         return self.inputs.moved_to(offset)
-
-    def adopt(self, restored: Restored) -> None:
-        """Work on this state from now on. Raises ``OffsetError`` for parked keys that this source cannot handle."""
-        super().adopt(restored)
-        if self.timers.parked.by_name:
-            router = self.engine.router
-            refuse_parked(self.topic_partition, [*router.routes.values(), router.default], bool(self.inputs))
 
     def start_at(self, position: Position) -> None:
         """Begin work at this position, up to which the store is complete."""
@@ -244,6 +239,7 @@ class PartitionWorker(Partition):
                     await self._wait()
             # Nothing new begins. Work that has begun may have effects outside, so its events still have their turns.
             self._buffer.cut()
+            self._heads.ahead.cut()
             await self.settle_line()
             while self.state is PartitionState.ACTIVE:  # functions of on_will_revoke are at work: their interjections
                 if not await self._between():
@@ -285,24 +281,24 @@ class PartitionWorker(Partition):
         return interjected
 
     async def settle_line(self) -> None:
-        """Take the turns of all that is in the reorder buffer, for as long as that may be committed."""
-        while self._buffer and self.state.admits:
+        """Take the turns of all that has begun ahead of them, for as long as that may be committed."""
+        while (self._buffer or self._heads.ahead) and self.state.admits:
             if self._buffer.is_ready:
                 await self._turn()
-            else:
+            elif not await self._heads.settle():
                 await self._wake.wait()
 
     def drop_line(self) -> None:
         """Forget what is in the reorder buffer; what runs for it is cancelled."""
         self._issuer.drop()
         self._buffer.drop()
+        self._heads.ahead.drop()
 
     async def run_slice(self, records: list[IncomingRecord], start: int) -> int:
-        """Handle some of these records, one at least. Returns the position of the next."""
+        """Handle some of these records, one at least unless it is closing. Returns the position of the next."""
         position, failure = self.hot_path.run(records, start)
         if failure is not None or position == start:
-            await self._singles.one(records[position], failure)
-            return position + 1
+            return position + await self._singles.one(records[position], failure)
         if self.inputs is None:
             await asyncio.sleep(0)
         else:  # runs of one input, in front of the next of another one, are short
@@ -348,7 +344,8 @@ class PartitionWorker(Partition):
         times = [self._timetable.seconds_to_next(now)]
         if self._fires_timers:
             times.append(self._due_timers.seconds_to_next())
-        if self.inputs is not None and self.inputs.wait_until is not None:
+        # While an event waits for room nothing is taken, and this may be over.
+        if self.inputs is not None and self.inputs.wait_until is not None and not self._singles.full:
             times.append(max(0.0, self.inputs.wait_until - now))
         times.append(self.timekeeper.settle())
         await self._wake.wait(min((time for time in times if time is not None), default=None))
@@ -391,6 +388,7 @@ class PartitionWorker(Partition):
         requested = self.inbox.take_interjection()
         if requested is not None:
             await self._interjection(requested)
+            self._heads.ahead.withdraw_gone()
         fired = not self.is_closing and self._fires_timers and await self._due_timers.run_due()
         visited = not self.is_closing and self._may_visit and await self._visiting.step()
         if due is None and requested is None and not fired and not visited:

@@ -1,0 +1,31 @@
+"""Decode a record as its handler would have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streams.core.router import Route
+from streams.errors import DecodeError
+from streams.events import parse_version
+from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
+from streams.runtime.partition.failures import describe_type
+
+
+def read_event(
+    routes: Mapping[bytes, Route], default: Route | None, record: IncomingRecord, where: str = ""
+) -> tuple[Route | None, Any, DecodeError | None]:
+    """Decode a record as its handler would have it: return (route, event, None), or the reason why there is none;
+    ``where``: the record's name in errors."""
+    name = record.header(TYPE_HEADER)
+    route = routes.get(name) if name is not None else None
+    if route is None:
+        route = default
+        if route is None:
+            advice = "register a handler for it, or a default handler"
+            return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
+    versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
+    try:
+        return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
+    except DecodeError as error:
+        return route, None, DecodeError(f"{where or record.where}: {error}")

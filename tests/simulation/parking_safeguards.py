@@ -1,0 +1,56 @@
+"""The safeguards of parked keys, as in ``safeguards.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streams.core.origin import parked_origin
+from streams.core.parking import ParkedKeys, Queue
+from streams.core.timers import Timer
+from streams.runtime.partition import hot_path
+from streams.runtime.partition.execution import Execution
+from streams.runtime.partition.parked_events import ParkedEvents
+from streams.runtime.partition.parked_heads import ParkedHeads
+from streams.runtime.partition.retirement import Retirement
+
+from .member_safeguards import edited
+from .safeguards import instead, left_out
+
+Changes = dict[str, Timer | None]
+P = "parked"
+
+
+def no_changes(*_: Any, **__: Any) -> Changes:
+    """Changes nothing."""
+    return {}
+
+
+left_out("first_event_of_a_queue_is_not_in_it", ParkedKeys, "begun", no_changes, "P1", P)
+left_out("later_event_is_not_in_its_queue", ParkedEvents, "behind", no_changes, "P1", P)
+edited(
+    "work_that_has_ended_has_its_turn_whatever_is_parked",
+    Retirement, "retire", "first.is_given_up or self._partition.queue_of(first.record) is not None",
+    "first.is_given_up", "P2", P, seed=5,
+)  # fmt: skip
+edited(
+    "work_that_was_given_up_is_taken_for_done",
+    Retirement, "retire", "first.is_given_up or self._partition.queue_of(first.record) is not None", "False", "P2", P,
+)  # fmt: skip
+left_out("slices_pass_parked_keys", hot_path, "_before_parked", lambda *given: given[-1], "P3", P)
+edited("single_events_pass_parked_keys", Execution, "one", "self._partition.queue_of(record)", "None", "P3", P)
+left_out("head_stays_when_its_effects_are_there", ParkedHeads, "_left", no_changes, "P4", P)
+
+
+@instead(Queue, "left", "P5", P)
+def queue_goes_with_its_head(self: Queue, owner: str, now_ms: int) -> Changes:
+    return self.dropped()
+
+
+left_out(
+    "failure_is_that_of_a_place_in_the_queue",
+    Queue, "origin", property(lambda self: parked_origin(f"{self.name} {self.state.head}", 0)), "P9", P, seed=7,
+)  # fmt: skip
+edited(
+    "attempts_ahead_end_with_the_first",
+    Execution, "failed", "decision is Decision.RETRY", "False", "waits", P,
+)  # fmt: skip
