@@ -27,6 +27,11 @@ BEGIN_KEY = RESERVED_KEY_PREFIX + b"begin"
 """Key of the record that says how a partition's state began (``BeginRecord``). It goes where the state goes."""
 TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
 """Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
+PARKED_PREFIX = TIMER_PREFIX + parking.PREFIX.encode()
+"""Key of a parked key's queue: this, and 32 hexadecimal digits. Keys of the events in it: a slash and 8 more digits
+behind that; of the further pieces of a large event: a dot and 8 more."""
+PARKED_EVENT_LENGTH = len(PARKED_PREFIX) + 32 + 1 + 8
+"""Bytes of the key of an event's first piece."""
 JOIN_PREFIX = RESERVED_KEY_PREFIX + b"join."
 """Key of a joined table's row: this, the table's topic, a zero byte, and the row's key. The key without zero byte has
 the end up to which the table is to be read before any event, in decimal digits; a tombstone: it is read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,14 +18,17 @@ from streams.cli import main
 from streams.errors import EventFailure, OffsetError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.writing.blocking import BlockingSlot
-from streams.queries import QueryServer
 from streams.runtime.changelog import OFFSET_KEY
 from streams.settings import QueryConfig
 from tests.broker.client_kit import writing
 from tests.broker.engine_kit import Lab, Running, facts, start_failure
 from tests.unit.private_kit import private
 from tests.unit.waiting import PATIENCE, stays, wait_until
+from tests.unit.web_kit import ask
 from tests.vocabulary import Totals, added
+
+from streams.queries import QueryServer  # isort: skip
+from streams.web import Monitor  # isort: skip
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 
@@ -305,7 +309,20 @@ async def test_parked_keys_are_listed_shown_and_let_go(lab: Lab, kes: Kes, tmp_p
         code, _, err = await parked("drop", "other", "--yes")
         assert (code, "not parked" in err) == (1, True), err
         assert (await parked("retry", "--all", "--yes"))[0] == 0
-        assert (await parked("drop", "--queue", answer["parked"][1]["queue"], "--yes"))[0] == 0
+        async with Monitor(source, address="127.0.0.1:0") as monitor:  # its pages do the same
+
+            def web(path: str, **more: Any) -> Any:
+                return json.loads(ask(monitor.port, path, monitor.link.partition("#")[2], **more).text)
+
+            shown = await asyncio.to_thread(web, "/api/v1/parked-keys")
+            assert [(each["key"], each["events"]) for each in shown["queues"]] == [("bad", 2), ("", 1)]
+            act = "/api/v1/actions/act-on-parked-keys/start"
+            body = json.dumps({"action": "drop", "places": [shown["queues"][1]["place"]]})
+            await asyncio.to_thread(web, act, method="POST", body=body)
+            async with asyncio.timeout(PATIENCE):
+                while (left := await asyncio.to_thread(web, "/api/v1/parked-keys"))["parked_keys"] > 1:
+                    pass
+            assert (left["parked_events"], left["problem"]) == (2, "")
         code, answer, err = await parked("skip-head", "bad", "--dead-letter", "--yes")
         assert (code, answer and answer["queues"][0]["events"]) == (0, 2), err
         assert len(await lab.dead_letters()) == 2

@@ -226,7 +226,7 @@ async def test_the_keyboard_is_enough(lab: Lab) -> None:
         await expect(page).to_have_url(monitor.address)
         await page.keyboard.press("Tab")
         await expect(page.locator(":focus")).to_have_text("Skip to the content")
-        for _ in PAGES[:6]:
+        for _ in PAGES[:7]:
             await page.keyboard.press("Tab")
         await expect(page.locator(":focus")).to_have_text("actions")
         await page.keyboard.press("Enter")

@@ -22,7 +22,9 @@ from streams import (
     EventSourceConfig,
     Table,
 )
+from streams.core.parking import ParkedKeys, queued_record
 from streams.errors import ConfigError, EventFailure, StreamsError
+from streams.runtime.changelog import encode_timer, timer_key
 from streams.spark.kafka import client
 from streams.spark.replaying import bootstrapping, replay_task
 from tests.spark import tokens
@@ -89,6 +91,25 @@ def test_a_state_with_two_positions_of_a_partition_is_refused(spark: SparkSessio
     positions = spark.createDataFrame([(0, 1), (0, 2)], "partition int, offset long")
     with pytest.raises(StreamsError, match="more than one position of partition 0"):
         kes_spark.replay(bank(), rows(spark, Moved("a", 1, "EUR")), state=kes_spark.State(stores, positions))
+
+
+def test_a_changelog_with_parked_keys_is_no_beginning_of_another_source(spark: SparkSession) -> None:
+    """Their events are below its positions: nothing would ever handle them."""
+    parked = ParkedKeys()
+    changes = parked.begun(queued_record("t", 1, 5, None, b"k", b"value"), "me", 1, 1, "", "", 7, 16)
+    parked.apply(changes)
+    changes |= parked.keys[b"k"].followed_by(queued_record("t", 2, 5, None, b"k", b"value" * 9), 16)
+    written = {timer_key(name): encode_timer(timer) for name, timer in changes.items() if timer is not None}
+    assert len(written) > 3  # in pieces
+    written |= {b"k": b"1", timer_key("other"): b"{}", timer_key("@park/x"): b"{}"}
+    records = [(0, number, key, value) for number, (key, value) in enumerate(written.items())]
+    changelog = spark.createDataFrame(records, "partition int, offset long, key binary, value binary")
+    with kes_spark.changelog_state(changelog) as state:
+        assert (state.stores.count(), state.parked and state.parked.count()) == (1, 2)
+        with pytest.raises(ConfigError, match="2 events of parked keys wait in the changelog"):
+            kes_spark.bootstrap(bank(), state)
+        with pytest.raises(ConfigError, match="parked is 'keep'; use 'refuse' or 'leave out'"):
+            kes_spark.bootstrap(bank(), state, parked="keep")  # type: ignore[arg-type]
 
 
 def test_streams_and_states_that_are_none_are_refused(spark: SparkSession) -> None:

@@ -22,7 +22,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
@@ -66,7 +66,9 @@ class Bootstrapped:
     committed_at_ms: int
 
 
-def bootstrap(source: EventSource[Any] | str, state: State) -> Bootstrapped:
+def bootstrap(
+    source: EventSource[Any] | str, state: State, *, parked: Literal["refuse", "leave out"] = "refuse"
+) -> Bootstrapped:
     """Give an event source that has never run the state of a replay to begin with, and the offsets to go on at.
 
     Stores and positions are written into its changelog, and its group's offsets are committed, in one transaction: all
@@ -75,13 +77,22 @@ def bootstrap(source: EventSource[Any] | str, state: State) -> Bootstrapped:
 
     Topics that are missing are created. Refused (``OffsetError``) when the group has members, when there are offsets
     of the group or anything in the changelog, and when a position is not in the log of the source's topic. ``state``
-    is a ``Replay`` or what ``changelog_state`` gives; ``ConfigError`` when it does not fit the source. Repeating it
+    is a ``Replay`` or what ``changelog_state`` gives; ``ConfigError`` when it does not fit the source, or its changelog
+    has parked keys: their events are below the positions, so the new source would never handle them, unless
+    ``parked="leave out"`` says that it need not. Repeating it
     with the same state is harmless, also after an unclear answer; with another one it is refused. Blocks; driver only:
     the driver holds one partition's state at a time. An open transaction of so many rows holds up nothing but the
     members of this source, for a quarter of an hour at most.
     """
     if not isinstance(state, State):
         raise ConfigError(f"state is {type(state).__name__}; give a Replay, a State, or changelog_state(df)")
+    if parked not in ("refuse", "leave out"):
+        raise ConfigError(f"parked is {parked!r}; use 'refuse' or 'leave out'")
+    if parked == "refuse" and state.parked is not None and (events := state.parked.count()):
+        raise ConfigError(
+            f"{events:,} events of parked keys wait in the changelog of this state, below its positions: the new "
+            "source would never handle them. Have them worked off first (kes parked list), or pass parked='leave out'"
+        )
     source = loaded(source) if isinstance(source, str) else source
     config = source.config.resolved()
     with GroupChecks(config) as checks:

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from streams.errors import ConfigError, EventFailure, StreamsError
 from streams.protocols import Codec
-from streams.runtime.changelog import OFFSET_KEY
+from streams.runtime.changelog import OFFSET_KEY, PARKED_EVENT_LENGTH, PARKED_PREFIX
 from streams.runtime.replay import Program
 from streams.source.event_source import EventSource
 from streams.spark.columns import HEADERS_TYPE
@@ -77,11 +77,19 @@ class Kept:
 class State(Kept):
     """The state of an event source at one point: ``stores`` (partition, key, value, type) and ``positions``
     (partition, offset: the next one to handle). Both are views of ``kept``, if that is given: a DataFrame that is
-    persisted until ``unpersist``, or the end of a ``with``."""
+    persisted until ``unpersist``, or the end of a ``with``. ``parked`` (partition, key): a row for each event of a
+    parked key, which is below its partition's position and not in the stores; ``None``: there are none."""
 
-    def __init__(self, stores: DataFrame, positions: DataFrame, kept: DataFrame | None = None) -> None:
+    def __init__(
+        self,
+        stores: DataFrame,
+        positions: DataFrame,
+        kept: DataFrame | None = None,
+        parked: DataFrame | None = None,
+    ) -> None:
         self.stores = stores
         self.positions = positions
+        self.parked = parked
         self._kept = kept
 
     def table(
@@ -114,7 +122,10 @@ def changelog_state(df: DataFrame) -> State:
     )
     offset = f.get_json_object(f.col("value").cast("string"), "$.offset").cast("long")
     positions = last.where(f.col("key") == f.lit(OFFSET_KEY)).select("partition", offset.alias("offset"))
-    return State(last.where(~is_reserved(f.col("key"))), positions, last)
+    key, prefix = f.col("key"), f.lit(PARKED_PREFIX)
+    is_parked = (f.length(key) == PARKED_EVENT_LENGTH) & (f.substring(key, 1, len(PARKED_PREFIX)) == prefix)
+    parked = last.where(is_parked).select("partition", "key")
+    return State(last.where(~is_reserved(key)), positions, last, parked)
 
 
 def read_state(
