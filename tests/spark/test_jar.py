@@ -154,7 +154,7 @@ def test_signs_of_life_between_answers() -> None:
     with os.fdopen(theirs, "rb") as answers, os.fdopen(mine, "wb") as out:
         serving = threading.Thread(target=committing.serve, args=(Driver(), out, 0.01), daemon=True)
         serving.start()
-        beats, replies = 0, []
+        beats, replies = 0, list[tuple[int, str, bytes]]()
         while beats < 20 or not replies:
             (number,) = size.unpack(answers.read(size.size))
             if number == committing.BEAT:
