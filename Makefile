@@ -83,9 +83,9 @@ wheels: $(FOR_DEV) ## dist/: the wheel of plain Python, and the one for this pla
 	@KES_COMPILED_WHEEL=1 $(WHEEL) .
 
 lock: $(FOR_DEV) ## write requirements/*.txt: exact versions, hashed (ARGS=--upgrade: the newest allowed)
-	@for set in build dev demo; do \
+	@for set in build dev demo faust; do \
 	  case $$set in \
-	    build) source="requirements/build.in" ;; \
+	    build|faust) source="requirements/$$set.in" ;; \
 	    dev)   source="pyproject.toml --all-extras" ;; \
 	    demo)  source="pyproject.toml --extra demo --constraint requirements/dev.txt" ;; \
 	  esac; \

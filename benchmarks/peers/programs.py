@@ -7,6 +7,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from streams.sak.cache import cache_folder
 
 SOURCES: Final = Path(__file__).parent / "programs"
 _GO_SECONDS: Final = 600
+_PIP_SECONDS: Final = 300
 
 
 def built(name: str, sources: Sequence[Path], tool: str, build: Callable[[Path], None]) -> Path:
@@ -53,6 +55,20 @@ def go_program(name: str, modules: Mapping[str, str], say: Callable[[str], None]
 
     program = built(name, sources, version, compiled) / name
     return program, {**required(sources[0].read_text(), modules), "go": version[2:]}
+
+
+def python_with(name: str, wanted: Sequence[str], say: Callable[[str], None]) -> Path:
+    """Return the interpreter of an environment of its own, with what pip is told to install; made the first time.
+    Raises ``Unavailable``."""
+    folder = cache_folder() / f"{name}-py{sys.version_info[0]}.{sys.version_info[1]}"
+    python, complete = folder / "bin" / "python", folder / "complete"
+    if not (complete.is_file() and python.is_file()):
+        say(f"installing {name}")
+        output_of([sys.executable, "-m", "venv", "--clear", str(folder)], _PIP_SECONDS)
+        options = ["--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
+        output_of([str(python), "-m", "pip", "install", *options, *wanted], _PIP_SECONDS)
+        complete.touch()
+    return python
 
 
 def required(text: str, modules: Mapping[str, str]) -> dict[str, str]:

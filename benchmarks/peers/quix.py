@@ -8,16 +8,14 @@ librdkafka.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from benchmarks.peers.programs import SOURCES, checked, output_of
+from benchmarks.peers.programs import SOURCES, checked, output_of, python_with
 from benchmarks.systems import Kind, Launch, System
-from streams.sak.cache import cache_folder
 
 OPTIONS: Final = ("commit_ms", "session_ms", "transaction_ms", "waits", "consumer.", "producer.")
 VERSION: Final = "3.28.1"
@@ -45,17 +43,8 @@ class Quixstreams(Kind):
 
 
 def environment(say: Callable[[str], None]) -> Path:
-    """Return the interpreter of an environment with quixstreams; made the first time (about 20 s, 60 MB). Raises
-    ``Unavailable``."""
-    folder = cache_folder() / f"quixstreams-{VERSION}-py{sys.version_info[0]}.{sys.version_info[1]}"
-    python, complete = folder / "bin" / "python", folder / "complete"
-    if not (complete.is_file() and python.is_file()):
-        say(f"installing quixstreams {VERSION}")
-        output_of([sys.executable, "-m", "venv", "--clear", str(folder)], _SECONDS)
-        options = ["--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
-        output_of([str(python), "-m", "pip", "install", *options, f"quixstreams=={VERSION}"], _SECONDS)
-        complete.touch()
-    return python
+    """Return the interpreter of an environment with quixstreams (about 20 s, 60 MB). Raises ``Unavailable``."""
+    return python_with(f"quixstreams-{VERSION}", [f"quixstreams=={VERSION}"], say)
 
 
 @functools.cache

@@ -14,12 +14,14 @@ from typing import Final
 from streams.cli.cluster import source_admin_of
 from streams.cli.findings import OK, PROBLEM, UNKNOWN, WARNING, Finding, Target
 from streams.cli.rights import of_input, of_source
+from streams.cli.start_places import beginnings
 from streams.cli.state_sources import unreadable
 from streams.cli.topics import DIFFERS, MISSING, examine, wanted_topics
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import StreamsError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks, standing
 from streams.kafka.questions.cluster_view import BrokerView, ClusterQuestions, librdkafka_version
+from streams.kafka.questions.group_checks import GroupChecks, named
 from streams.kafka.questions.group_view import GroupQuestions
 from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
@@ -242,28 +244,26 @@ def acls(target: Target) -> Iterator[Finding]:
 
 
 def group(target: Target) -> Iterator[Finding]:
-    """Members and position of the group, and whether a start would be refused."""
+    """Members and position of the group, and whether a start would be refused; members of a group that was taken
+    over."""
     config = target.config
     assert config is not None
-    with closing(GroupQuestions(target.servers, target.security)) as questions:
-        view = questions.describe_group(config.group_id, target.seconds)
-    names = ", ".join(member.instance for member in view.members) or "no members"
-    text = f"{config.group_id}: {view.state or 'not known to the cluster yet'}, {names}"
-    problems = [member for member in view.members if member.problem]
-    yield Finding(
-        "group", OK if view.settled else WARNING, text, "" if view.settled else "it is rebalancing: run doctor again"
-    )
-    for member in problems:
-        yield Finding("group", PROBLEM, f"{member.instance}: {member.problem}", "use another group_id for it")
-    committed = view.committed.get(config.offsets_topic, {})
-    with closing(TopicAdmin(target.settings)) as admin:
-        if not committed:
-            return
+    with GroupChecks(config, seconds=target.seconds) as checks, closing(TopicAdmin(target.settings)) as admin:
+        view = checks.described(config.group_id)
+        names = ", ".join(member.instance for member in view.members) or "no members"
+        text = f"{config.group_id}: {view.state or 'not known to the cluster yet'}, {names}"
+        state, remedy = (OK, "") if view.settled else (WARNING, "it is rebalancing: run doctor again")
+        yield Finding("group", state, text, remedy)
+        for member in view.members:
+            if member.problem:
+                yield Finding("group", PROBLEM, f"{member.instance}: {member.problem}", "use another group_id for it")
+        committed = view.committed.get(config.offsets_topic, {})
         is_there = admin.identity(config.changelog, target.seconds) is not None
         marks = admin.watermarks(config.changelog, None, target.seconds) if is_there else {}
-    with closing(PartitionReader(target.settings)) as reader:
-        ranges = {number: (mark.start, mark.stable) for number, mark in marks.items()}
-        last = reader.last_with_key(config.changelog, ranges, OFFSET_KEY, stalled_after_seconds=target.seconds)
+        last = checks.last_records(config.changelog, sorted(marks), OFFSET_KEY) if committed and marks else {}
+        begun = beginnings(checks, config, marks).values()
+        former = {one.group for one in begun if one.how == "adopt"} - {"", config.group_id}
+        revived = [old for name in sorted(former) if (old := checks.described(name)).members]
     for number, offset in sorted(committed.items()):
         there = decode_offset(last[number]).offset if number in last else None
         if there is None or there < offset:
@@ -274,6 +274,9 @@ def group(target: Target) -> Iterator[Finding]:
                     f"if another program has stopped there: kes offsets start {target.name} --from-group {view.group}"
                 )
             yield Finding("group", PROBLEM, f"{where}: the source would not start", remedy)
+    for old in revived:
+        text = f"{old.group} has members again ({named(old.members)}), and this source goes on in its place"
+        yield Finding("group", WARNING, f"{text}: both handle the same records", "stop them for good")
 
 
 def progress(target: Target) -> Iterator[Finding]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from streams.cli.console import complain
@@ -45,6 +46,18 @@ def named_source(text: str) -> EventSource[object]:
     if not isinstance(found, EventSource):
         raise ConfigError(f"{text!r} is {type(found).__name__}, not an EventSource: its topics are not known")
     return found
+
+
+def config_at(servers: str, source: EventSource[Any]) -> EventSourceConfig:
+    """Return the settings of a source with the address that is used, and all that is filled in at a start."""
+    config = source.config
+    return msgspec.structs.replace(config, bootstrap_servers=addresses.brokers(servers, config)).resolved()
+
+
+def refuse_to_ask(*, json: bool, yes: bool) -> None:
+    """Raise ``BadParameter`` for ``--json`` without ``--yes``: it could not ask for confirmation."""
+    if json and not yes:
+        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
 
 
 def await_listener(servers: str, timeout_seconds: float) -> None:

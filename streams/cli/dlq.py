@@ -10,7 +10,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, Timeout, await_listener, named_source
+from streams.cli.cluster import Json, Servers, Timeout, await_listener, named_source, refuse_to_ask
 from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.letter_tables import described, table_of
 from streams.errors import ConfigError, OffsetError, TopicError, TransactionFailed
@@ -242,8 +242,7 @@ def _settle(
 ) -> None:
     if not chosen and not task.wanted.positions:
         raise typer.BadParameter("name letters by PARTITION@OFFSET, or use --all", param_hint="PARTITION@OFFSET")
-    if json and not yes:
-        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
+    refuse_to_ask(json=json, yes=yes)
     with LetterBox(task.settings, task.topic, task.timeout) as box:
         if not yes:
             collected = _open_ones(task, box, limit)

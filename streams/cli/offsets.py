@@ -12,12 +12,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, named_source
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, config_at, named_source
 from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.offsets_start import start
 from streams.errors import OffsetError
 from streams.kafka.questions.group_checks import GroupChecks
-from streams.looks.addresses import brokers
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset, further_positions
 from streams.settings.config import EventSourceConfig
 
@@ -88,9 +87,7 @@ def accept(
     """
     named = named_source(source)
     inputs = named.inputs
-    config = msgspec.structs.replace(
-        named.config, bootstrap_servers=brokers(bootstrap_servers, named.config)
-    ).resolved()
+    config = config_at(bootstrap_servers, named)
     numbers = _numbers(config, partition)
     await_listener(config.bootstrap_servers, timeout)
     with GroupChecks(config, seconds=timeout) as checks:

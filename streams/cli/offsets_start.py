@@ -10,24 +10,32 @@ that does not wait is seen by what it has committed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, named_source, source_admin_of
+from streams.cli.cluster import (
+    Json,
+    Servers,
+    SourceName,
+    Timeout,
+    admin_of,
+    config_at,
+    named_source,
+    refuse_to_ask,
+    source_admin_of,
+)
 from streams.cli.console import complain, emit, notices, plain_table, print_whole
 from streams.cli.skip import slot_of
-from streams.cli.start_places import StartRequest, request_of
+from streams.cli.start_places import StartRequest, beginnings, request_of
 from streams.errors import OffsetError, TopicError, TransactionFailed
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.questions.group_view import NONE, GroupView
 from streams.kafka.writing.blocking import BlockingSlot
-from streams.looks.addresses import brokers
 from streams.looks.committing import IN_DOUBT, transaction
 from streams.model.places import EARLIEST, LATEST
 from streams.records import Output
@@ -38,6 +46,7 @@ from streams.source.event_source import EventSource
 
 _WRITER: Final = "kes offsets start"
 _AGAIN: Final = "Run it again: it begins the source, or says that it has begun"
+_ANEW: Final = "Another group_id begins anew; or delete the group's offsets and the changelog"
 _MOST_NAMED: Final = 5
 
 At = dict[str, dict[int, tuple[int, str]]]
@@ -86,12 +95,9 @@ def start(
 
     Exit codes: 0 begun, or begun so before; 1 refused, not confirmed, or no broker answers; 2 wrong usage.
     """
-    if json and not (yes or dry_run):
-        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
+    refuse_to_ask(json=json, yes=yes or dry_run)
     found = named_source(source)
-    config = msgspec.structs.replace(
-        found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
-    ).resolved()
+    config = config_at(bootstrap_servers, found)
     inputs = [one.name for one in found.topology.topics if one.purpose == INPUT and one.name != config.topic]
     if remove_member and not from_group:
         raise typer.BadParameter("--remove-member needs --from-group", param_hint="--remove-member")
@@ -102,32 +108,53 @@ def start(
         GroupChecks(config, seconds=timeout) as checks,
     ):
         command = _Start(found, config, [config.topic, *inputs], wanted, checks, admin, source_admin, timeout)
-        begun = command.begun()
-        if begun is not None:
-            _answer(config, wanted, begun, json, written=False, timestamps=command.timestamps())
-            return
-        if dry_run:
+        group: GroupView | None = None
+        places = command.begun()
+        is_new = places is None
+        if places is None and dry_run:
             group, places = command.look()
-            shown = _Told(places, group)
-            _answer(config, wanted, shown, json, written=False, timestamps=command.timestamps(), dry_run=True)
-            return
-        if remove_member:
-            checks.remove_static(from_group, remove_member)
-        with slot_of(config, "kes-start", timeout) as slot:
-            group, places = command.look()
-            if not yes:
-                print_whole(notices(), _table(places))
-                notices().print(Text(_warning(config, wanted, group)), soft_wrap=True)
-                typer.confirm(f"Begin {config.group_id} at these places?", abort=True, err=True)
-            command.write(slot, places, group)
-    _answer(config, wanted, _Told(places, group), json, written=True, timestamps=command.timestamps())
-
-
-class _Told(NamedTuple):
-    """Places as they are shown. ``group``: the one that they were taken from."""
-
-    places: At
-    group: GroupView | None
+        elif places is None:
+            if remove_member:
+                checks.remove_static(from_group, remove_member)
+            with slot_of(config, "kes-start", timeout) as slot:
+                # What an earlier run has left open is ended by now: it may have begun the source after all.
+                places = command.begun()
+                is_new = places is None
+                if places is None:
+                    group, places = command.look()
+                    if not yes:
+                        print_whole(notices(), _table(places))
+                        notices().print(Text(_warning(config, wanted, group)), soft_wrap=True)
+                        typer.confirm(f"Begin {config.group_id} at these places?", abort=True, err=True)
+                    command.write(slot, places, group)
+        timestamps = command.timestamps()
+    unread = sorted(group.committed.keys() - places.keys()) if group else []
+    emit(
+        {
+            "group": config.group_id,
+            "how": wanted.how,
+            "written": is_new and not dry_run,
+            "dry_run": dry_run,
+            "inputs": {
+                topic: [{"partition": number, "offset": at, "place": text} for number, (at, text) in found.items()]
+                for topic, found in places.items()
+            },
+            "timestamps": timestamps,
+            "from_group": wanted.group,
+            "from_group_is_alive": bool(group and group.members),
+            "not_read": unread,
+        },
+        json,
+        lambda: _table(places),
+    )
+    begun = "begun" if is_new else "it has begun there before: nothing was written"
+    lines = ["nothing was written" if is_new and dry_run else begun]
+    if timestamps:
+        lines.append(f"times are those of {timestamps} (message.timestamp.type)")
+    if unread:
+        lines.append(f"{wanted.group} also has offsets of topics that are not read here: {', '.join(unread)}")
+    for line in () if json else lines:
+        notices().print(Text(line), soft_wrap=True)
 
 
 class _Start:
@@ -148,6 +175,7 @@ class _Start:
         self._source, self._config, self._topics, self._wanted = source, config, topics, wanted
         self._checks, self._admin, self._source_admin, self._timeout = checks, admin, source_admin, timeout
         self._numbers = list(range(config.num_partitions))
+        self._is_own = wanted.group == config.group_id  # the offsets of the source's own group are taken over
 
     def timestamps(self) -> str:
         """Return by which time the records of the source's topic are found: ``message.timestamp.type``; empty: no time
@@ -157,48 +185,52 @@ class _Start:
         found = self._source_admin.describe([self._config.topic], self._timeout)[self._config.topic]
         return "" if found is None else found.configs.get("message.timestamp.type", "CreateTime")
 
-    def begun(self) -> _Told | None:
+    def begun(self) -> At | None:
         """Return the places of an earlier run that was given the same ones. Raises ``OffsetError`` when the source has
         begun elsewhere."""
         config = self._config
         if self._admin.identity(config.changelog, self._timeout) is None:
             return None
-        records = self._checks.last_records(config.changelog, self._numbers, BEGIN_KEY)
-        found = {number: decode_begin(record) for number, record in records.items() if record.value is not None}
+        found = beginnings(self._checks, config, self._admin.watermarks(config.changelog, None, self._timeout))
         places: At = {topic: {} for topic in self._topics}
         for number, record in sorted(found.items()):
             is_same = record.how == self._wanted.how and record.at.keys() == places.keys()
             for topic in self._topics if is_same else ():
-                texts = [self._wanted.text(topic, number, config.topic, has_offset=has) for has in (True, False)]
-                is_same = is_same and record.places.get(topic) in texts
+                same = [self._wanted.place(topic, number, config.topic, offset, 0) for offset in (0, None)]
+                is_same = is_same and record.places.get(topic) in [one[1] for one in same if one is not None]
                 places[topic][number] = record.at[topic], record.places.get(topic, "")
             if not is_same:
                 raise OffsetError(
                     f"{config.changelog}[{number}]: the source has begun elsewhere ({record.shown}, by {record.by}). "
-                    "Another group_id begins anew; or delete the group's offsets and the changelog"
+                    f"{_ANEW}"
                 )
-        return _Told(places, None) if len(found) == len(self._numbers) else None
+        return places if len(found) == len(self._numbers) else None
 
     def look(self) -> tuple[GroupView | None, At]:
         """Return the group that is begun like, if one is, and the places. Raises ``OffsetError`` for a past, or a
         place that is not there."""
         offsets, group = self._offsets()
-        self._refuse_past(offsets if self._wanted.group == self._config.group_id else None)
+        self._checks.refuse_if_alive()
+        self._refuse_past(lambda name: self._checks.committed(self._numbers, name))
         return group, self._places(offsets)
 
     def write(self, slot: BlockingSlot, places: At, group: GroupView | None) -> None:
-        """Begin there. Raises ``OffsetError`` when anybody came between, and ``TransactionFailed``."""
+        """Begin there. Raises ``OffsetError`` when a member came between, and ``TransactionFailed``."""
         config, checks, wanted = self._config, self._checks, self._wanted
-        if self._admin.identity(config.changelog, self._timeout) is None:  # other topics are made by the first start
-            checks.create([spec for spec in self._source.specs() if spec.name == config.changelog])
+        # Without these two (the second is a stand-in) nothing can be written. The others are made by the first start.
+        names = {config.changelog, config.offsets_topic} - {config.topic}
+        needed = [spec for spec in self._source.specs() if spec.name in names]
+        if missing := [spec for spec in needed if self._admin.identity(spec.name, self._timeout) is None]:
+            checks.create(missing)
         records = self._records(places)
+        offsets = {topic: {number: at for number, (at, _) in found.items()} for topic, found in places.items()}
         try:
             with transaction(slot, _AGAIN, complain):
-                if wanted.takes_over and wanted.group != config.group_id:
-                    for topic, found in places.items():
-                        checks.hold_of(slot, wanted.group, _offsets(found), topic)
-                for topic, found in places.items():
-                    checks.hold(slot, _offsets(found), config.offsets_topic if topic == config.topic else topic)
+                if wanted.takes_over and not self._is_own:
+                    for topic, found in offsets.items():
+                        checks.hold_of(slot, wanted.group, found, topic)
+                for topic, found in offsets.items():
+                    checks.hold(slot, found, self._name_of(topic))
                 self._refuse_change(group)
                 slot.send(records)
         except TransactionFailed as error:
@@ -221,20 +253,24 @@ class _Start:
             )
         return {topic: checks.committed_by(wanted.group, topic) for topic in self._topics}, group
 
-    def _refuse_past(self, own: Mapping[str, Mapping[int, int | None]] | None) -> None:
-        """``own``: offsets of the source's own group that are taken over. Raises ``OffsetError``."""
-        config, checks = self._config, self._checks
-        checks.refuse_if_alive()
-        for topic in self._topics if own is None else ():
-            name = config.offsets_topic if topic == config.topic else topic
-            for number, offset in checks.committed(self._numbers, name).items():
-                if offset is not None:
-                    raise _has_offset(config, topic, number, offset)
-        if self._admin.identity(config.changelog, self._timeout) is not None:
-            self._refuse_changelog()
+    def _name_of(self, topic: str) -> str:
+        """Return the name under which the group commits its offsets in an input."""
+        return self._config.offsets_topic if topic == self._config.topic else topic
 
-    def _refuse_changelog(self) -> None:
+    def _refuse_past(self, committed: Callable[[str], Mapping[int, int | None]]) -> None:
+        """``committed``: the group's offsets, by the names of inputs. Raises ``OffsetError`` for those that are not
+        taken over, and for anything in the changelog."""
         config = self._config
+        for topic in () if self._is_own else self._topics:
+            for number, offset in committed(self._name_of(topic)).items():
+                if offset is not None:
+                    raise OffsetError(
+                        f"{topic}[{number}]: the group {config.group_id} has committed offset {offset}, so it is not "
+                        "new. If another program did that, and has stopped, go on there with --from-group "
+                        f"{config.group_id}; or use another group_id"
+                    )
+        if self._admin.identity(config.changelog, self._timeout) is None:
+            return
         found = self._checks.first_record(config.changelog)
         if found is None:
             return
@@ -243,30 +279,19 @@ class _Start:
             what = f"a position, {config.topic} at offset {decode_offset(found).offset}"
         elif found.key == BEGIN_KEY:
             what = f"a beginning, {decode_begin(found).shown}"
-        raise OffsetError(
-            f"{found.where}: the source has begun already: there is {what}. Another group_id begins anew; or delete "
-            "the group's offsets and the changelog"
-        )
+        raise OffsetError(f"{found.where}: the source has begun already: there is {what}. {_ANEW}")
 
     def _refuse_change(self, group: GroupView | None) -> None:
         """Look once more, while all offsets are pending."""
-        config, wanted = self._config, self._wanted
         own = self._checks.refuse_if_alive()
-        for topic in self._topics:
-            name = config.offsets_topic if topic == config.topic else topic
-            if wanted.takes_over and wanted.group == config.group_id:
-                break
-            for number, offset in own.committed.get(name, {}).items():
-                raise _has_offset(config, topic, number, offset)
-        if wanted.takes_over:
-            assert group is not None
-            now = self._checks.resting(wanted.group)
+        if self._wanted.takes_over and group is not None:
+            now = self._checks.resting(group.group)
             for topic in self._topics:
                 if now.committed.get(topic, {}) != group.committed.get(topic, {}):
                     raise OffsetError(
-                        f"group {wanted.group} has gone on in {topic} meanwhile: stop it, and run this again"
+                        f"group {group.group} has gone on in {topic} meanwhile: stop it, and run this again"
                     )
-        self._refuse_changelog()
+        self._refuse_past(lambda name: own.committed.get(name, {}))
 
     def _places(self, offsets: Mapping[str, Mapping[int, int | None]]) -> At:
         """Return the places. Raises ``OffsetError`` for those that are not there, all of them named."""
@@ -277,21 +302,18 @@ class _Start:
             marks = self._source_admin.watermarks(topic, None, self._timeout)
             if len(marks) < config.num_partitions:
                 raise TopicError(f"{topic} has {len(marks)} partitions, the source has {config.num_partitions}")
-            given = offsets.get(topic, {})
-            at_time = self._at(topic, wanted.missing if wanted.group else wanted.places.time_ms, marks)
+            given, rest = offsets.get(topic, {}), self._rest(topic, marks)
             found[topic] = {}
             for number in self._numbers:
-                offset = given.get(number)
-                text = wanted.text(topic, number, config.topic, has_offset=offset is not None)
-                named = wanted.places.offset_in(topic, number, config.topic)
-                chosen = named if named is not None else offset if offset is not None else at_time.get(number)
-                if text is None or chosen is None:
+                low, high = marks[number].start, marks[number].end
+                place = wanted.place(topic, number, config.topic, given.get(number), rest.get(number, low))
+                if place is None:
                     wrong.append(f"{topic}[{number}] has no place")
-                elif not marks[number].start <= chosen <= marks[number].end:
-                    low, high = marks[number].start, marks[number].end
-                    wrong.append(f"{topic}[{number}]: {text} is offset {chosen}, and the log has {low} to {high} only")
+                elif not low <= place[0] <= high:
+                    text = f"{place[1]} is offset {place[0]}, and the log has {low} to {high} only"
+                    wrong.append(f"{topic}[{number}]: {text}")
                 else:
-                    found[topic][number] = chosen, text
+                    found[topic][number] = place
         if wrong:
             more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
             remedy = "--missing earliest or latest" if wanted.group else "--at earliest or latest"
@@ -301,12 +323,11 @@ class _Start:
             )
         return found
 
-    def _at(self, topic: str, time_ms: int | None, marks: Mapping[int, Watermarks]) -> dict[int, int]:
-        """Return the offsets of a place for all partitions."""
-        if time_ms is None:
+    def _rest(self, topic: str, marks: Mapping[int, Watermarks]) -> dict[int, int]:
+        """Return the offsets of partitions that have no place of their own, unless they begin at the start."""
+        time_ms = self._wanted.rest_ms
+        if time_ms is None or time_ms == EARLIEST:
             return {}
-        if time_ms == EARLIEST:
-            return {number: mark.start for number, mark in marks.items()}
         stable = {number: mark.stable for number, mark in marks.items()}
         if time_ms == LATEST:
             return stable
@@ -327,21 +348,11 @@ class _Start:
                 places={topic: text for topic, (_, text) in at.items()},
                 by=_WRITER,
                 at_ms=now_ms,
+                group=self._wanted.group,
             )
             for key, value in beginning(began, number, ids, changelog_id):
                 made.append(Output(config.changelog, value, key, None, number, 0, number, -1))
         return made
-
-
-def _offsets(found: Mapping[int, tuple[int, str]]) -> dict[int, int]:
-    return {number: offset for number, (offset, _) in found.items()}
-
-
-def _has_offset(config: EventSourceConfig, topic: str, number: int, offset: int) -> OffsetError:
-    return OffsetError(
-        f"{topic}[{number}]: the group {config.group_id} has committed offset {offset}, so it is not new. If another "
-        f"program did that, and has stopped, go on there with --from-group {config.group_id}; or use another group_id"
-    )
 
 
 def _warning(config: EventSourceConfig, wanted: StartRequest, group: GroupView | None) -> str:
@@ -358,55 +369,9 @@ def _warning(config: EventSourceConfig, wanted: StartRequest, group: GroupView |
     return " ".join(lines)
 
 
-def _answer(
-    config: EventSourceConfig,
-    wanted: StartRequest,
-    told: _Told,
-    json: bool,
-    *,
-    written: bool,
-    timestamps: str,
-    dry_run: bool = False,
-) -> None:
-    unread = sorted((told.group.committed.keys() - told.places.keys()) if told.group else ())
-    emit(
-        {
-            "group": config.group_id,
-            "how": wanted.how,
-            "written": written,
-            "dry_run": dry_run,
-            "inputs": {
-                topic: [{"partition": number, "offset": at, "place": text} for number, (at, text) in found.items()]
-                for topic, found in told.places.items()
-            },
-            "timestamps": timestamps,
-            "from_group": wanted.group,
-            "from_group_is_alive": bool(told.group and told.group.members),
-            "not_read": unread,
-        },
-        json,
-        lambda: _table(told.places),
-    )
-    if json:
-        return
-    begun = "begun" if written else "it has begun there before: nothing was written"
-    lines = ["nothing was written" if dry_run else begun]
-    if timestamps:
-        lines.append(f"times are those of {timestamps} (message.timestamp.type)")
-    if unread:
-        lines.append(f"{wanted.group} also has offsets of topics that are not read here: {', '.join(unread)}")
-    for line in lines:
-        notices().print(Text(line), soft_wrap=True)
-
-
 def _table(places: At) -> Table:
     table = plain_table("topic", "partition", "begins at", "place", right=("partition", "begins at"))
-    for topic, number, (offset, text) in _rows(places):
-        table.add_row(topic, str(number), f"{offset:,}", text)
-    return table
-
-
-def _rows(places: At) -> Iterator[tuple[str, int, tuple[int, str]]]:
     for topic, found in places.items():
-        for number, at in found.items():
-            yield topic, number, at
+        for number, (offset, text) in found.items():
+            table.add_row(topic, str(number), f"{offset:,}", text)
+    return table

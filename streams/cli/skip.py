@@ -30,14 +30,23 @@ import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, checked_partition_offset, named_source
+from streams.cli.cluster import (
+    Json,
+    Servers,
+    SourceName,
+    Timeout,
+    admin_of,
+    checked_partition_offset,
+    config_at,
+    named_source,
+    refuse_to_ask,
+)
 from streams.cli.console import complain, emit, notices
 from streams.errors import DecodeError, OffsetError, Stopped, TopicReplaced, TransactionFailed
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.writing.blocking import BlockingSlot
-from streams.looks.addresses import brokers
 from streams.looks.committing import IN_DOUBT, transaction
 from streams.looks.records import Content, Decoder, PartitionOffset, one_line, shortened, shown_time
 from streams.records import IncomingRecord, Output
@@ -97,14 +106,11 @@ def skip(
     """
     named, _, number = record.rpartition(":")
     at = checked_partition_offset(number)
-    if json and not yes:
-        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
+    refuse_to_ask(json=json, yes=yes)
     if reason and not as_letter:
         raise typer.BadParameter("--reason needs --dead-letter: only a dead letter keeps it", param_hint="--reason")
     found = named_source(source)
-    config = msgspec.structs.replace(
-        found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
-    ).resolved()
+    config = config_at(bootstrap_servers, found)
     topic = named or config.topic
     if topic not in (config.topic, *found.inputs):
         inputs = ", ".join((config.topic, *found.inputs))

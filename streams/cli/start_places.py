@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import typer
 
 from streams.errors import ConfigError
+from streams.kafka.questions.admin import Watermarks
+from streams.kafka.questions.group_checks import GroupChecks
 from streams.model.places import Places, places_of, shown_place
+from streams.runtime.changelog import BEGIN_KEY, BeginRecord, decode_begin
 from streams.settings.config import EventSourceConfig
+
+BEGINS_WITHIN: Final = 10_000
+"""A begin record is the first one of a changelog: only attempts that were aborted can be before it. So a look reads no
+more than so many offsets of it."""
+
+
+def beginnings(
+    checks: GroupChecks, config: EventSourceConfig, marks: Mapping[int, Watermarks]
+) -> dict[int, BeginRecord]:
+    """Return how partitions began, where that was decided on purpose. ``marks``: of the changelog. Raises
+    ``OffsetError`` for records that cannot be read."""
+    # Up to the stable end: what a killed command has left open is not waited for.
+    heads = {number: (mark.start, min(mark.stable, mark.start + BEGINS_WITHIN)) for number, mark in marks.items()}
+    found = checks.last_within(config.changelog, heads, BEGIN_KEY)
+    return {number: decode_begin(record) for number, record in found.items() if record.value is not None}
 
 
 class StartRequest(NamedTuple):
@@ -26,18 +45,23 @@ class StartRequest(NamedTuple):
         return "adopt" if self.takes_over else "start"
 
     @property
+    def rest_ms(self) -> int | None:
+        """Return the place of all partitions that have none of their own, as ``Places.time_ms``."""
+        return self.missing if self.group else self.places.time_ms
+
+    @property
     def has_time(self) -> bool:
         """Check for a place that is a time."""
-        return any(ms is not None and ms >= 0 for ms in (self.places.time_ms, self.missing))
+        return self.rest_ms is not None and self.rest_ms >= 0
 
-    def text(self, topic: str, number: int, own: str, *, has_offset: bool) -> str | None:
-        """Return the text of the place of a partition; ``None``: it has none."""
+    def place(self, topic: str, number: int, own: str, group_offset: int | None, rest: int) -> tuple[int, str] | None:
+        """Return the offset where a partition begins, and the text that says so; ``None``: it has no place. ``own``:
+        the source's own topic; ``rest``: the offset that ``rest_ms`` comes to."""
         if (offset := self.places.offset_in(topic, number, own)) is not None:
-            return f"{number}@{offset}"
-        if self.group and has_offset:
-            return f"group {self.group}"
-        time_ms = self.missing if self.group else self.places.time_ms
-        return None if time_ms is None else shown_place(time_ms)
+            return offset, f"{number}@{offset}"
+        if self.group and group_offset is not None:
+            return group_offset, f"group {self.group}"
+        return None if self.rest_ms is None else (rest, shown_place(self.rest_ms))
 
 
 def request_of(

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source, refuse_to_ask
 from streams.cli.console import complain, emit, plain_table
 from streams.cli.folders import codec_of, partitions_on_disk, reason_not_to_use
 from streams.cli.state_sources import (
@@ -321,8 +321,7 @@ def drop(
     Exit codes: 0 removed; 1 a folder is in use, there is none, or not confirmed; 2 wrong usage.
     """
     found = named_source(source)
-    if json and not yes:
-        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
+    refuse_to_ask(json=json, yes=yes)
     parent = parent_of(folder or folder_of(found), found.config.group_id, found.config.topic)
     paths = [path for _, path in _folders(parent, partition, aside=True)]
     if not paths:

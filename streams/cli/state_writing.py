@@ -20,7 +20,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, config_at, named_source, refuse_to_ask
 from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
@@ -30,12 +30,19 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.writing.blocking import BlockingSlot
-from streams.looks.addresses import brokers
 from streams.looks.committing import transaction
 from streams.looks.records import shortened
 from streams.looks.scans import late_lines
 from streams.records import IncomingRecord, Output, TopicPartition
-from streams.runtime.changelog import JOIN_PREFIX, OFFSET_KEY, TIMER_PREFIX, OffsetRecord, decode_timer, without_input
+from streams.runtime.changelog import (
+    BEGIN_KEY,
+    JOIN_PREFIX,
+    OFFSET_KEY,
+    TIMER_PREFIX,
+    OffsetRecord,
+    decode_timer,
+    without_input,
+)
 from streams.runtime.ownership.replicas import make_store
 from streams.runtime.partition.joined_rows import row_key
 from streams.sak.harmless import harmless
@@ -208,14 +215,14 @@ def forget(
 
 
 def _without_rows(entries: State) -> State:
-    """Leave out the rows of joined tables: they go with a position in their topic, which stays as it is."""
-    return {key: value for key, value in entries.items() if not key.startswith(JOIN_PREFIX)}
+    """Leave out the rows of joined tables, which go with a position in their topic, and how the state began: both stay
+    as they are."""
+    return {key: value for key, value in entries.items() if not key.startswith((JOIN_PREFIX, BEGIN_KEY))}
 
 
 def stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
     """Return the named source. Raises ``BadParameter`` for ``--json`` without ``--yes``, which could not ask."""
-    if json and not yes:
-        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
+    refuse_to_ask(json=json, yes=yes)
     return named_source(name)
 
 
@@ -298,7 +305,7 @@ def write_changes(
 ) -> None:
     """Write what ``changes`` makes of the state of each partition, after it was shown. ``only_begun``: leave out those
     in which nothing was handled yet. ``forgotten``: a joined table whose rows the changes remove."""
-    config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config)).resolved()
+    config = config_at(servers, source)
     limit = source.program().message_limit
     with GroupChecks(config, seconds=timeout) as checks:
         checks.refuse_if_alive()

@@ -19,6 +19,7 @@ from streams.cli.cluster import (
     Timeout,
     admin_of,
     named_source,
+    refuse_to_ask,
     source_admin_of,
     topic_option,
 )
@@ -120,8 +121,7 @@ def grow(
     Exit codes: 0 all have the same number; 1 members are running, a topic is missing or has more partitions, or not
     confirmed; 2 wrong usage.
     """
-    if json and not yes:
-        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
+    refuse_to_ask(json=json, yes=yes)
     found = named_source(source)
     config = found.config
     addresses = brokers(bootstrap_servers, config)

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, Timeout, admin_of, await_listener, named_source
+from streams.cli.cluster import Json, Servers, Timeout, admin_of, await_listener, named_source, refuse_to_ask
 from streams.cli.console import emit, notices, plain_table
 from streams.errors import OffsetError, TopicError
 from streams.kafka.questions.hanging_transactions import HangingTransactions
@@ -157,8 +157,7 @@ def _end(
     *,
     may_commit: bool = True,
 ) -> None:
-    if json and not yes:
-        raise typer.BadParameter("--json needs --yes: it cannot ask for confirmation", param_hint="--yes")
+    refuse_to_ask(json=json, yes=yes)
     config = named_source(source).config if source else None
     servers, topic, partition = brokers(option, config), place[0], place[1]
     await_listener(servers, timeout)

@@ -11,11 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, named_source
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, config_at, named_source
 from streams.cli.console import emit
 from streams.core.visits import joined_runs
 from streams.errors import BrokerUnavailable, ConfigError
-from streams.looks.addresses import brokers
 from streams.looks.group_live import LiveGroup
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
@@ -46,9 +45,7 @@ def visit(
     if status and cancel:
         raise typer.BadParameter("choose either --status or --cancel", param_hint="--status")
     found = named_source(source)
-    found.config = msgspec.structs.replace(
-        found.config, bootstrap_servers=brokers(bootstrap_servers, found.config)
-    ).resolved()
+    found.config = config_at(bootstrap_servers, found)
     await_listener(found.config.bootstrap_servers, timeout)
     if status:
         count = found.config.num_partitions

@@ -24,8 +24,7 @@ OFFSET_KEY = RESERVED_KEY_PREFIX + b"offset"
 RELEASE_KEY = RESERVED_KEY_PREFIX + b"release"
 """Key of the release marker, the last record of a partition's last transaction on its donor (protocol, section 8)."""
 BEGIN_KEY = RESERVED_KEY_PREFIX + b"begin"
-"""Key of the record that says how a partition's state began (``BeginRecord``). It is beside the state, not part of it:
-folders, snapshots and exports are without it."""
+"""Key of the record that says how a partition's state began (``BeginRecord``). It goes where the state goes."""
 TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
 """Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
 PARKED_PREFIX = TIMER_PREFIX + parking.PREFIX.encode()
@@ -36,8 +35,8 @@ PARKED_EVENT_LENGTH = len(PARKED_PREFIX) + 32 + 1 + 8
 JOIN_PREFIX = RESERVED_KEY_PREFIX + b"join."
 """Key of a joined table's row: this, the table's topic, a zero byte, and the row's key. The key without zero byte has
 the end up to which the table is to be read before any event, in decimal digits; a tombstone: it is read."""
-KEPT_PREFIXES = (TIMER_PREFIX, JOIN_PREFIX)
-"""Keys of the toolkit that are part of a partition's state."""
+KEPT_PREFIXES = (BEGIN_KEY, TIMER_PREFIX, JOIN_PREFIX)
+"""Keys of the toolkit that are part of a partition's state: folders, snapshots and exports have them."""
 LOOKUP_PREFIX = "lookup:"
 """Among the inputs of an offset record: this, and the topic of a lookup, name a ``LookupPosition``. No topic's name has
 a colon."""
@@ -181,7 +180,7 @@ class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Beginning of a partition's state, where that was decided on purpose. ``how``: ``start``, or ``adopt`` (at the
     offsets of another program). ``at``: the first offset, by input; ``places``: the text that it was decided by. ``by``
-    and ``at_ms``: who wrote it, and when."""
+    and ``at_ms``: who wrote it, and when. ``group``: the one whose offsets were taken."""
 
     v: int = BEGIN_FORMAT
     how: str
@@ -189,6 +188,7 @@ class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
     places: dict[str, str]
     by: str
     at_ms: int
+    group: str = ""
 
     @property
     def shown(self) -> str:

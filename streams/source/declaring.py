@@ -224,8 +224,8 @@ class Declaring(Generic[StoreT]):
 
     def on_will_revoke(self, function: CallbackT) -> CallbackT:
         """Have ``function(source, change)`` called before a partition that works goes to another member, or stops with
-        the source; see ``on_assigned``. It is awaited while the partition still works, so it may ``interject`` a last
-        time. Never called for a loss: there is nothing left then that could be committed."""
+        the source; see ``on_assigned``. From its call on no event begins, and it is awaited, so it may ``interject`` a
+        last time: behind the events that have begun. Never called for a loss: nothing could be committed then."""
         return self._declared.add_callback("on_will_revoke", function)
 
     def on_revoked(self, function: CallbackT) -> CallbackT:

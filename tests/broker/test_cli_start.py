@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as ConsumerPartition
 
 from streams.kafka.questions.group_checks import GroupChecks
+from streams.runtime.changelog import BEGIN_KEY, decode_begin
 from tests.broker.engine_kit import Lab, Running, start_failure
 from tests.unit.waiting import stays, wait_until
 
@@ -20,6 +26,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 PARTITIONS = 2
 Kes = Callable[..., tuple[int, Any, str]]
 NAMES = "abcdefghij"
+PROGRAM = Path(__file__).with_name("start_program.py")
 
 
 @contextlib.contextmanager
@@ -135,6 +142,11 @@ async def test_another_group_is_taken_over_with_its_stable_offsets(lab: Lab, kes
         await running.until_handled(10, 0)
     assert sorted(name for name, _ in await lab.totals()) == list("hij")
     await lab.check_settled(lab.topic, lab.output, lab.changelog)
+    with plain(lab, old, **{"group.protocol": protocol}) as consumer:
+        await asyncio.to_thread(handle, lab, consumer, 7)
+        _, answer, err = await asyncio.to_thread(kes, source, "doctor", behind=1)
+    [said] = [row["text"] for row in answer["findings"] if "members again" in row["text"]]
+    assert f"{old} has members again (client id 'by-hand'" in said, err
 
 
 @pytest.mark.nightly
@@ -168,3 +180,37 @@ async def test_a_member_that_starts_meanwhile_waits_and_begins_there(lab: Lab, k
     await running.until_handled(10, 0)
     assert sorted(name for name, _ in await lab.totals()) == list("ij")
     await running.__aexit__(None, None, None)
+
+
+async def killed(lab: Lab, group: str, step: str, *words: str) -> Any:
+    """Run the command in a process that dies at a step; its answer, if it came to one."""
+    command = [sys.executable, str(PROGRAM), lab.bootstrap, group, lab.topic, step, *words]
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+    return json.loads(ended.stdout) if ended.returncode == 0 else None
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+async def test_killed_at_any_step_it_has_begun_or_not_at_all(lab: Lab) -> None:
+    """The next run ends what the killed one has left open, of both groups."""
+    await lab.create()
+    await lab.add(*NAMES)
+    old = f"{lab.group}-old"
+    with plain(lab, old) as consumer:
+        await asyncio.to_thread(handle, lab, consumer, 6, 0)
+    calls = [f"{when} {name}" for name in ("open", "create", "hold_of", "hold", "send") for when in ("before", "after")]
+    for step in (*calls, "before commit"):
+        assert await killed(lab, lab.group, step, "--from-group", old) is None, step
+    assert (await killed(lab, lab.group, "", "--from-group", old))["written"]
+    assert await killed(lab, lab.group, "after commit", "--from-group", old) is not None, "it has begun by now"
+    for group, ms in [(f"{lab.group}-{ms}", ms) for ms in (0, 1, 2, 4, 8, 100)]:
+        await killed(lab, group, f"within commit {ms}", "--from-group", old)
+        await killed(lab, group, "", "--from-group", old)
+        began = [record for record in await lab.records(f"{group}.{lab.topic}.changelog") if record.key == BEGIN_KEY]
+        assert [decode_begin(record).at for record in began] == [{lab.topic: 6}, {lab.topic: 0}]
+    source = lab.telling()
+    async with Running(source) as running:
+        await running.until_handled(10, 0)
+    assert sorted(name for name, _ in await lab.totals()) == list("ghij")
+    await lab.check_settled(lab.topic, lab.output, lab.changelog)

@@ -81,6 +81,22 @@ async def test_source_elsewhere_is_exact_over_restarts_and_moves(two: Two) -> No
     assert f"{two.near.topic}[0]" in str(error)
 
 
+@pytest.mark.nightly
+@pytest.mark.asyncio
+async def test_it_begins_where_it_is_told_to(two: Two, kes: Callable[..., tuple[int, Any, str]]) -> None:
+    await two.near.create(two.near.output)
+    await two.far.create(two.far.topic)
+    await feed(two, 5)
+    source = two.source("first")
+    words = ("offsets", "start", "--at", "0@3", "--at", "earliest", "--yes")
+    for is_first in (True, False):
+        code, answer, err = await asyncio.to_thread(kes, source, *words)
+        assert (code, answer and answer["written"]) == (0, is_first), err
+    async with Running(source) as run:
+        await run.until_handled(5, 5)
+    assert sorted(name for name, _ in await two.near.totals()) == ["k0"] * 2 + ["k1"] * 5
+
+
 @pytest.mark.asyncio
 async def test_a_source_topic_that_differs_is_named(two: Two) -> None:
     await two.far.create(two.near.topic, partitions=PARTITIONS + 1)

@@ -17,7 +17,7 @@ UV = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("name", ["build", "demo", "dev"])
+@pytest.mark.parametrize("name", ["build", "demo", "dev", "faust"])
 def test_no_package_has_a_known_vulnerability(name: str) -> None:
     assert UV is not None
     audit = [UV, "tool", "run", "--quiet", "pip-audit", "--no-deps", "--disable-pip", "--format=json"]

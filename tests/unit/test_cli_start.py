@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from streams.cli import logging_setup, offsets_start
+from streams.cli import checks, logging_setup, offsets_start
 from streams.errors import TransactionFailed
 from streams.kafka.questions.admin import TopicDescription, Watermarks
 from streams.kafka.questions.group_checks import _is_alive, _named
 from streams.kafka.questions.group_view import GroupView, MemberView
+from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord, Output
 from streams.runtime.changelog import BEGIN_KEY, OFFSET_KEY, decode_begin, decode_offset
 from tests.unit.cli_kit import FakeCluster, Kes, admin, preset, source_of, spec
@@ -38,6 +39,7 @@ class World:
         self.sent: list[Output] = []
         self.pending: dict[tuple[str, str], dict[int, int]] = {}
         self.steps: list[str] = []
+        self.created: list[str] = []
         self.at: dict[str, Event] = {}
 
     def step(self, name: str) -> None:
@@ -86,6 +88,9 @@ class World:
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
         return {number: found[-1] for number in partitions if (found := self.records(number, key))}
 
+    def last_within(self, topic: str, ranges: dict[int, tuple[int, int]], key: bytes) -> dict[int, IncomingRecord]:
+        return self.last_records(topic, sorted(ranges), key)
+
     def first_record(self, topic: str) -> IncomingRecord | None:
         self.step("read the changelog")
         first = self.written[0] if self.written else None
@@ -99,6 +104,9 @@ class World:
     def hold_of(self, slot: object, group: str, offsets: dict[int, int], topic: str) -> None:
         self.step(f"hold {topic} of {group}")
         self.pending[group, topic] = offsets
+
+    def create(self, specs: list[TopicSpec]) -> None:
+        self.created += [each.name for each in specs]
 
     def source_id(self, topic: str) -> str:
         return f"id of {topic}"
@@ -132,12 +140,14 @@ def world(admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> World:
 
     @contextlib.contextmanager
     def slot_of(config: object, command: str, timeout: float) -> Iterator[World]:
+        found.step("take the id")
         yield found
 
     monkeypatch.setattr(offsets_start, "slot_of", slot_of)
     monkeypatch.setattr(logging_setup, "configure_logging", lambda options: None)
     admin.there[CHANGELOG] = spec(CHANGELOG, 2)
-    marks = {topic: Watermarks(low, high - 1, high) for topic, (low, high) in found.logs.items()}
+    logs = found.logs | {CHANGELOG: (0, 9)}
+    marks = {topic: Watermarks(low, high - 1, high) for topic, (low, high) in logs.items()}
     monkeypatch.setattr(admin, "watermarks", lambda topic, *_: dict.fromkeys((0, 1), marks[topic]))
     monkeypatch.setattr(admin, "offsets_at", lambda *_: {0: 5, 1: -1}, raising=False)
     return found
@@ -158,6 +168,7 @@ def test_all_inputs_begin_in_one_transaction_and_repeating_it_is_harmless(world:
     assert places(answer) == {"flights": [(2, "earliest"), (7, "1@7")], "more": [(7, "0@7"), (0, "earliest")]}
     assert answer["written"]
     assert world.steps == [
+        "take the id",
         "look at demo",
         "read the changelog",
         "hold flights",
@@ -210,6 +221,7 @@ def test_another_groups_offsets_are_taken_over(world: World, start: Kes) -> None
         "more": [(1, "group old"), (6, "latest")],
     }
     assert (answer["how"], answer["not_read"]) == ("adopt", ["elsewhere"])
+    assert decode_begin(world.records(0, BEGIN_KEY)[0]).group == OLD
     assert world.offsets[OLD, "flights"] == {0: 6, 1: 4}, "held, and committed with the rest"
     holds = [step for step in world.steps if step.startswith(("hold", "send", "commit"))]
     assert holds == ["hold flights of old", "hold more of old", "hold flights", "hold more", "send", "commit"]
@@ -251,6 +263,21 @@ def test_members_that_live_are_named(world: World, start: Kes) -> None:
     assert world.written == []
     assert start("--from-group", OLD, "--remove-member", "s-1", "--yes", "--json").data["written"]
     assert "--remove-member needs --from-group" in start("--at", "latest", "--remove-member", "s-1", code=2).words
+
+
+def test_a_group_that_comes_back_is_named_by_the_doctor(
+    world: World, start: Kes, admin: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.offsets = {(OLD, topic): {0: 6, 1: 3} for topic in ("flights", "more")}
+    assert start("--from-group", OLD, "--yes", "--json").data["written"]
+    monkeypatch.setattr(checks, "GroupChecks", lambda config, seconds: world)
+    monkeypatch.setattr(checks, "TopicAdmin", lambda settings: admin)
+    target = checks.Target("fleet:source", sys.modules["fleet"].source, "there:1", 1.0)
+    assert {finding.state for finding in checks.group(target)} == {checks.OK}
+    world.members[OLD] = (PLAIN,)
+    *_, said = checks.group(target)
+    assert (said.state, said.remedy) == (checks.WARNING, "stop them for good")
+    assert "old has members again (client id 'by-hand', host 10.0.0.7, topics flights)" in said.text
 
 
 def committed(world: World, group: str, offset: int) -> Event:
@@ -299,6 +326,16 @@ def test_an_end_at_any_step_leaves_nothing_and_the_next_run_begins(world: World,
     assert start("--at", "earliest", "--yes", "--json").data["written"]
 
 
+def test_what_a_killed_run_has_left_open_may_be_committed_when_its_id_is_taken(world: World, start: Kes) -> None:
+    words = ("--at", "earliest", "--yes", "--json")
+    assert start(*words).data["written"]
+    begun, world.written, world.steps = world.written, [], []
+    world.at["take the id"] = lambda: world.written.extend(begun)
+    answer = start(*words).data
+    assert (answer["written"], places(answer)["flights"]) == (False, [(2, "earliest"), (2, "earliest")])
+    assert world.steps == ["take the id"]
+
+
 def test_an_answer_that_is_lost_says_to_run_it_again(world: World, start: Kes) -> None:
     def lost() -> None:
         world.written += world.sent
@@ -337,11 +374,15 @@ def test_in_one_partition_only_it_is_no_beginning(world: World, start: Kes) -> N
 
 
 def test_with_the_topic_on_another_cluster_offsets_are_named(
-    world: World, start: Kes, monkeypatch: pytest.MonkeyPatch
+    world: World, start: Kes, admin: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = source_of(num_partitions=2, bootstrap_servers="there:1", source_bootstrap_servers="far:1")
     monkeypatch.setattr(sys.modules["fleet"], "source", source)
     assert "are on another cluster" in start("--from-group", OLD, "--yes", code=1).words
+    del admin.there[CHANGELOG]
+    assert start("--at", "earliest", "--yes", "--json").data["written"]
+    stand_in = source.config.offsets_topic
+    assert (world.created, world.offsets) == ([CHANGELOG, stand_in], {("demo", stand_in): {0: 2, 1: 2}})
 
 
 def test_it_says_what_will_happen_and_asks(world: World, start: Kes, monkeypatch: pytest.MonkeyPatch) -> None:

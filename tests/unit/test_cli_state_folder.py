@@ -18,7 +18,7 @@ from streams.runtime.keeping.folders.entries import Damaged
 from streams.runtime.keeping.folders.folder import StateFolder, read_mark
 from streams.runtime.keeping.folders.shelf import read_state
 from tests.unit.cli_kit import Kes
-from tests.unit.kept_engine_kit import STORES, Kept
+from tests.unit.kept_engine_kit import STORES, Kept, count
 from tests.unit.kept_kit import IDENTITY, now_ms, put
 from tests.unit.runtime_kit import Bench
 
@@ -68,6 +68,32 @@ async def test_the_folder_of_a_running_source_is_read_and_left_as_it_is(
     assert trace(kept.folder) == before
     kept.bench.broker.send("zoe")
     await kept.bench.committed()
+
+
+@pytest.mark.parametrize("store", ["table", "own store", "table on SQLite"])
+async def test_how_the_state_began_goes_with_it(
+    kept: Kept, kes: Kes, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    def make() -> None:
+        kept.make(STORES[store])
+        settings = kept.bench.source.config
+        kept.bench.make(
+            count, store=STORES[store], start_at="0@1", state=settings.state, metrics_handler=kept._measured
+        )
+
+    make()
+    await kept.bench.over("ada", "bob")
+    await kept.until_marked()
+    await kept.bench.stop()
+    if store != "table on SQLite":  # which the command does not read
+        words = ["state", "ls", named(kept, monkeypatch), "--folder", str(kept.folder), "--json"]
+        (row,) = (await asyncio.to_thread(kes, *words)).data["partitions"]
+        assert (row["begun"], row["keys"]) == ("start: in at 1 (0@1)", 1)
+    make()
+    await kept.bench.start("eve")
+    await kept.bench.committed()
+    assert (kept.contents(), kept.restored[-1] < 3) == ({"bob": 1, "eve": 1}, True)
+    await kept.bench.stop()
 
 
 async def refused(kept: Kept, kes: Kes, monkeypatch: pytest.MonkeyPatch, *more: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,8 @@ from streams.metrics import CallbackFailed, Measurement
 from streams.records import PartitionChange
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.driver_kit import Slow, build, totals
-from tests.vocabulary import Added, Totals
+from tests.unit.driver_kit import Slow, build, config, totals
+from tests.vocabulary import TOTALS, Added, Totals
 
 MOMENTS = ("on_assigned", "on_activated", "on_will_revoke", "on_revoked")
 Notes = list[tuple[str, int, str]]
@@ -124,6 +125,46 @@ def test_a_last_interjection_is_committed_before_the_partition_goes() -> None:
         assert b"goodbye" in driver.changelog(moved)
         assert b"goodbye" not in driver.changelog(1 - moved)
         driver.check()
+
+
+def test_no_event_follows_the_last_interjection() -> None:
+    """In a move, and in a stop: what it writes from a cache, say, lacks nothing. What runs has its turn before."""
+    lives = {0: "", 1: ""}
+
+    def note(what: str) -> Callable[..., None]:
+        def told(_: object, at: Any) -> None:
+            lives[at.partition] += what
+
+        return told
+
+    def make() -> EventSource[Totals]:
+        source = EventSource(config(2), TOTALS)
+
+        @source.register_event_type(Slow)
+        async def on_slow(ctx: EventContext[Totals], event: Slow) -> None:
+            await elapse(event.seconds)
+            note("e")(None, ctx.topic_partition)
+
+        @source.on_will_revoke
+        async def flush(source: EventSource[Totals], change: PartitionChange) -> None:
+            await source.interject(change.partition, lambda ctx: note("F")(None, ctx.topic_partition))
+            await elapse(1.0)
+
+        source.on_activated(note("A"))
+        return source
+
+    with TestDriver(make) as driver:
+        for number in range(200):
+            driver.send(Slow("a", 0.1), partition=number % 2, wait=False)
+        driver.join()
+        driver.advance(3)
+        driver.leave(1)
+        driver.advance(1)
+        driver.leave(0)
+        driver.check()
+    for life in lives.values():
+        assert re.fullmatch("(Ae*F)+", life), lives
+    assert sorted(life.count("F") for life in lives.values()) == [1, 3]
 
 
 async def for_hours(source: object, change: PartitionChange) -> None:

@@ -304,7 +304,7 @@ def test_nothing_of_one_machine_is_in_the_files() -> None:
 
 def test_the_lock_files_are_exact_and_hashed() -> None:
     locks = sorted((ROOT / "requirements").glob("*.txt"))
-    assert [path.name for path in locks] == ["build.txt", "demo.txt", "dev.txt"]
+    assert [path.name for path in locks] == ["build.txt", "demo.txt", "dev.txt", "faust.txt"]
     for path in locks:
         packages = path.read_text().replace("\\\n", " ").splitlines()
         assert packages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Self
 
 from streams.errors import OffsetError, Stopped, TopicError
@@ -31,6 +31,7 @@ _POLL_SECONDS: Final = 0.1
 """Seconds of one wait for delivery reports."""
 _CLOSE_SECONDS: Final = 2.0
 """Seconds for the end of the thread and its connections."""
+_MOST_NAMED: Final = 5
 _AT_REST: Final = ("Empty", "Dead", "")  # the last one: there is no such group
 
 
@@ -101,7 +102,7 @@ class GroupChecks:
         """Return a group as it is now. Raises ``OffsetError`` when it has members, and names them."""
         group = self.described(group_id)
         if group.state not in _AT_REST or group.members:
-            raise _is_alive(group_id, "; ".join(map(_named, group.members[:5])) or group.state)
+            raise _is_alive(group_id, named(group.members) or group.state)
         return group
 
     def remove_static(self, group_id: str, names: Collection[str]) -> None:
@@ -197,7 +198,10 @@ class GroupChecks:
 
     def last_records(self, topic: str, partitions: list[int], key: bytes) -> dict[int, IncomingRecord]:
         """The last committed record with this key in each partition; those without one are left out."""
-        ranges = self._group_log.log_range(topic, partitions, self._deadline())
+        return self.last_within(topic, self._group_log.log_range(topic, partitions, self._deadline()), key)
+
+    def last_within(self, topic: str, ranges: Mapping[int, tuple[int, int]], key: bytes) -> dict[int, IncomingRecord]:
+        """The same within these ranges: the first offset of each, and the one behind its last."""
         with contextlib.closing(PartitionReader(self._settings)) as reader:
             return reader.last_with_key(topic, ranges, key, stalled_after_seconds=self._seconds)
 
@@ -246,6 +250,11 @@ def _elsewhere(config: EventSourceConfig) -> SourceLog | None:
         return None
     security = Security.of(config.source_client_settings)
     return SourceLog(config.source_bootstrap_servers, "kes-checks", security)
+
+
+def named(members: Sequence[MemberView]) -> str:
+    """Name some members of a group."""
+    return "; ".join(map(_named, members[:_MOST_NAMED]))
 
 
 def _named(member: MemberView) -> str:

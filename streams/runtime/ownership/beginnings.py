@@ -14,7 +14,7 @@ import msgspec
 
 from streams.errors import ConfigError, OffsetError
 from streams.model.places import EARLIEST, LATEST, shown_place
-from streams.records import Output
+from streams.records import Change
 from streams.runtime.changelog import BEGIN_KEY, BeginRecord, OffsetRecord
 from streams.runtime.member import Member
 from streams.runtime.ownership.range_reader import Range
@@ -61,13 +61,13 @@ class Beginnings:
                 if found is not None:
                     worker.started_at[topic] = found
 
-    def outputs(self, worker: PartitionWorker) -> list[Output]:
+    def change(self, worker: PartitionWorker) -> Change:
         """Return the begin record of a partition that begins now."""
         config, number = self._member.config, worker.partition
         at = {topic: worker.started_at[topic] for topic in self._topics if topic in worker.started_at}
         places = {topic: self._text(topic, number) for topic in at}
         began = BeginRecord(how="start", at=at, places=places, by=config.instance_id, at_ms=self._member.wall_ms())
-        return [Output(config.changelog, msgspec.json.encode(began), BEGIN_KEY, None, number, 0, number, -1)]
+        return Change(BEGIN_KEY, msgspec.json.encode(began))
 
     def _text(self, topic: str, number: int) -> str:
         config, time_ms = self._member.config, self._places.time_ms

@@ -77,6 +77,7 @@ class PartitionCallbacks:
         they count as those of the drain."""
         functions, began = self._functions.get("on_will_revoke"), self._member.now()
         if functions and worker.state is PartitionState.ACTIVE:
+            worker.end_events()  # before the call: what it writes from a cache, say, would lack later events
             change = PartitionChange(worker.partition, worker.epoch, reason)
             await self._call("on_will_revoke", change, [(one, None) for one in functions])
         return self._member.now() - began

@@ -310,12 +310,8 @@ class Partitions:
         self.workers.clear()
 
     def _close_intake(self, worker: PartitionWorker, state: PartitionState) -> None:
-        working = worker.state is not _S.RESTORING
         worker.state = worker.state.to(state)
         worker.close_intake()
-        if working:
-            for port in self._member.inputs:
-                port.remove([worker.partition])
         self.changed.notify()
 
     async def _finish(self, worker: PartitionWorker, spent: float) -> None:

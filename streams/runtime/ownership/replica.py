@@ -84,7 +84,7 @@ class Replica(FollowedPartition):
                 self._receive_timer(IncomingRecord("", self.partition, -1, change.key, change.value, None))
             elif change.key.startswith(JOIN_PREFIX):
                 self.joined.receive(change)
-            else:
+            elif not change.key.startswith(RESERVED_KEY_PREFIX):  # others are beside the state, as in the log
                 receive(change)
 
     def loads(self, loaded: int, size: int) -> None:

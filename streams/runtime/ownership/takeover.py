@@ -314,18 +314,18 @@ class TakeOvers:
         self.blocked.meet(worker)
         self._partitions.activate(worker, position)
         record, begun = worker.offset_record, worker.joined.begun() + self._missed.delete(worker, missed)
-        begins = [] if record is not None or self._beginnings is None else self._beginnings.outputs(worker)
+        if record is None and self._beginnings is not None:
+            begun.insert(0, self._beginnings.change(worker))
         is_new = (
             self._config.auto_offset_reset == "latest"
             if record is None
             else None in [record.position_in(one.topic, number) for one in found[1:]]
         )
-        if begun or begins or is_new:
+        if begun or is_new:
             # The offset record is written at once, and not with the first event: a start that finds none begins at the
             # end of the log as it is then, and the records in between would never be handled.
             for start in range(0, len(begun) or 1, CHANGES_TOGETHER):
-                member.pool.admit(number, worker.watermark, begins, begun[start : start + CHANGES_TOGETHER])
-                begins = []
+                member.pool.admit(number, worker.watermark, [], begun[start : start + CHANGES_TOGETHER])
         return copy
 
     def _report_trimmed(self, copy: Replica, changelog: Range) -> None:

@@ -147,7 +147,8 @@ class Inbox:
             interjection.done(reason)
 
     def drop(self) -> None:
-        """Forget all records."""
+        """Forget all records, and read no more."""
+        self._input.remove([self._partition])
         self._batches.clear()
         self._taken = 0
         self._unhandled.clear()

@@ -101,12 +101,15 @@ class PartitionWorker(Partition):
         if store is not None:
             self.engine.revoke_store(store, self.partition)
 
-    def close_intake(self) -> None:
-        """Handle no event after the running one; queued records are dropped (they are not committed). Only
-        interjections outlive a restart."""
+    def end_events(self) -> None:
+        """Begin no event, and drop queued records. Interjections still have their turns, behind what has begun."""
         self.is_closing = True
         for inbox in self.inboxes:
             inbox.drop()
+
+    def close_intake(self) -> None:
+        """Handle nothing after the running event. Only interjections outlive a restart."""
+        self.end_events()
         if self.state is not PartitionState.RESTARTING:
             self.inbox.refuse(self._execution.given_up())
 
@@ -238,6 +241,9 @@ class PartitionWorker(Partition):
             self._buffer.cut()
             self._heads.ahead.cut()
             await self.settle_line()
+            while self.state is PartitionState.ACTIVE:  # functions of on_will_revoke are at work: their interjections
+                if not await self._between():
+                    await self._wake.wait()
         finally:
             self._task = None
             self.drop_line()  # also if cancelled: no job may run on without its partition
@@ -270,7 +276,6 @@ class PartitionWorker(Partition):
                 position = await self.run_slice(records, start)
                 if not self.is_closing:  # a closed intake has dropped its records, and given back their room
                     self._reads_from.handled(position - start)
-            interjected = False
             if not self.is_closing:  # interjections and timers do not wait for the end of a batch
                 interjected = await self._between()
         return interjected
@@ -377,7 +382,7 @@ class PartitionWorker(Partition):
             self.timekeeper.settle()
         if self._timetable.is_empty and not self.inbox.has_interjection and not self.timers:
             return False
-        due = self._timetable.due(self.engine.now())
+        due = None if self.is_closing else self._timetable.due(self.engine.now())
         if due is not None:
             await self._interjection(due)
         requested = self.inbox.take_interjection()
