@@ -138,6 +138,14 @@ def test_a_later_queue_of_a_key_has_other_numbers() -> None:
     assert acted(later, seen, "drop", 1, {}.get) is None
 
 
+def test_an_update_waits_with_the_row_that_it_replaced() -> None:
+    parked = ParkedKeys()
+    update = record(1).with_old(b"old")
+    changes = parked.begun(update, "me", 1, 1, "", "", 1, 512)
+    restored = ParkedKeys(timer for timer in changes.values() if timer is not None)
+    assert (queue_of(restored, b"k").head, update.is_update, record(1).is_update) == (update, True, False)
+
+
 def test_a_queue_without_key_goes_alone() -> None:
     parked = parked_with(None, b"a")
     (queue,) = (each for each in parked.by_name.values() if each.key is None)
