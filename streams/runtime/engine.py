@@ -418,7 +418,7 @@ class Engine:
         if self.config.metrics_handler is not None:
             try:
                 self.config.metrics_handler(measurement)
-            except Exception:
+            except (Exception, asyncio.CancelledError):  # which would end the task that measures, without a word
                 _log.exception("the metrics handler failed")
 
     def prove_read(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:

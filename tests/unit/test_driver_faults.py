@@ -40,6 +40,17 @@ def written(driver: Driver, topic: str = OUT) -> int:
     return sum(not entry.marker for log in logs for entry in log.entries)
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
+def test_a_metrics_handler_that_fails_is_only_logged(error: type[BaseException]) -> None:
+    def fails(measurement: object) -> None:
+        raise error
+
+    with TestDriver(build(partitions=1, metrics_handler=fails)) as driver:
+        for _ in range(2):
+            driver.send(Added("a"))
+        assert totals(driver) == [1, 2]
+
+
 # -- crashes -----------------------------------------------------------------------------------------------------------
 
 
