@@ -63,10 +63,11 @@ class Judge:
         return {name: timer for name, timer in found.items() if timer is not None}
 
     def rings_left(self) -> int:
-        """Timers that will ring soon, and parked keys."""
+        """Timers that will ring soon, and the records of parked keys."""
         partitions = range(self._plan.partitions) if self._plan.timers or self._plan.parks else ()
         now_ms = self._world.loop.time() * 1000
-        return sum(timer.due_ms < now_ms + 1e6 for number in partitions for timer in self.timers(number).values())
+        timers = [timer for number in partitions for timer in self.timers(number).values()]
+        return sum(is_parked(timer.name) or timer.due_ms < now_ms + 1e6 for timer in timers)
 
     def judge(self) -> None:
         """At the very end."""

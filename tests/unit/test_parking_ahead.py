@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from streams import PARK, Retry
-from streams.settings import ParkingConfig
+from streams.settings import ParkingConfig, SchedulerConfig
 from streams.testing import Unsettled
 from tests.unit.parking_kit import AHEAD, Bank, add, redeploy, send
 
@@ -187,3 +187,17 @@ def test_a_key_that_is_parked_while_work_of_it_runs_is_met_at_the_turn(way: str,
         driver.settle()
         assert driver.store(0).get("a") == (100, 101, 1)
         driver.check()
+
+
+def test_the_calls_of_a_job_are_one_attempt_at_its_event() -> None:
+    bank = Bank(way="jobs")
+    bank.limits = SchedulerConfig(concurrency=4, retry=Retry(attempts=3, backoff_seconds=0.01))
+    bank.broken_ahead = {1}
+    with bank.driver() as driver:
+        add(driver, 1)
+        assert bank.calls == [1, 1, 1]
+        assert driver.parked()[0].attempts == 1
+        driver.retry_parked("a")
+        driver.settle()
+        assert bank.calls == [1] * 6
+        assert driver.parked()[0].attempts == 2

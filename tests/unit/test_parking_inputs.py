@@ -59,6 +59,21 @@ def test_many_records_of_a_parked_key_among_those_of_several_inputs() -> None:
         driver.check()
 
 
+def test_an_event_that_waits_for_room_is_not_attempted_again_whatever_its_input() -> None:
+    bank = Bank(parking=ParkingConfig(max_keys=1))
+    bank.inputs = {"more": {}}
+    bank.broken = {1, 2}
+    with bank.driver() as driver:
+        add(driver, 1)
+        send(driver, 2, key="b", topic="more")
+        driver.advance(1)
+        assert driver.statistics().partitions[0].parking_full == "max_keys"
+        assert driver.skip_head("a")
+        (parked,) = driver.parked()
+        assert (parked.key, parked.attempts) == (b"b", 1)
+        assert bank.attempts == [(1, 1), (2, 1)]
+
+
 def test_the_loop_feeds_its_own_parked_key() -> None:
     bank = Bank(loop=True)
     bank.broken = {5}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streams import DEAD_LETTER, PARK, SKIP, EventContext, EventSource, Retry, Table
+from streams.core.visits import VisitRequest
 from streams.errors import RegistrationError
 from streams.records import Record
 from streams.settings import ParkingConfig
@@ -73,6 +74,7 @@ class Shop:
 
     def __init__(self, policy: Retry = PARK, **settings: Any) -> None:
         self.broken: set[str | None] = set()
+        self.rows: list[str | None] = []  # as the update handler has seen them
         self.policy, self.settings = policy, settings
 
     def source(self) -> EventSource[Table[str, tuple[str, ...]]]:
@@ -86,6 +88,7 @@ class Shop:
         @source.register_update(rows, on_error=self.policy)
         def on_row(ctx: Ctx, update: Update[str, str]) -> None:
             write(ctx, update.key, f"{update.old}>{update.new}")
+            self.rows.append(ctx.joined(rows).get(update.key))
             if update.new in self.broken:
                 raise RuntimeError(f"no {update.new}")
             ctx.forward(Record("out", f"{ctx.topic_partition.topic}@{ctx.offset}".encode(), update.key.encode()))
@@ -124,10 +127,11 @@ def test_a_row_changes_at_once_and_its_update_waits_with_the_row_that_it_replace
         assert [record.topic for record in parked.events] == ["rows", "rows", "rows", "orders"]
         if moved:
             driver.leave(driver.owner(0))
-        shop.broken = set()
+        shop.broken, shop.rows = set(), []
         driver.retry_parked("a")
         driver.settle()
         assert driver.store(0).get("a") == ("None>1", "1>2", "2>None", "None>3", "o1 at 3")
+        assert shop.rows == ["3", "3", "3"]
         assert [record.value for record in driver.outputs("out") if record.key == b"a"] == [
             b"rows@0", b"rows@1", b"rows@2", b"rows@3",
         ]  # fmt: skip
@@ -192,7 +196,7 @@ def test_a_visited_key_that_fails_is_a_letter_and_requests_pass_parked_keys() ->
         for key in (b"look", b"k002", None):  # whatever key a request has
             driver.send_record(Record("orders", b"x", key, None, 0))
         assert len(driver.parked()) == 3
-        driver.start_visit("look")
+        driver.send(VisitRequest("look", "run"), key=b"k002", topic=visits_kit.VISITS, partition=0)
         driver.settle()
         assert sorted(visits_kit.seen(driver)) == ["k000", "k002"]
         (letter,) = driver.dead_letters()
