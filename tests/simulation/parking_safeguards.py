@@ -29,12 +29,13 @@ left_out("first_event_of_a_queue_is_not_in_it", ParkedKeys, "begun", no_changes,
 left_out("later_event_is_not_in_its_queue", ParkedEvents, "behind", no_changes, "P1", P)
 edited(
     "work_that_has_ended_has_its_turn_whatever_is_parked",
-    Retirement, "retire", "first.is_given_up or self._partition.queue_of(first.record) is not None",
+    Retirement, "retire", "first.is_given_up or first.record.key in self._partition.timers.parked.keys",
     "first.is_given_up", "P2", P, seed=5,
 )  # fmt: skip
 edited(
     "work_that_was_given_up_is_taken_for_done",
-    Retirement, "retire", "first.is_given_up or self._partition.queue_of(first.record) is not None", "False", "P2", P,
+    Retirement, "retire", "first.is_given_up or first.record.key in self._partition.timers.parked.keys",
+    "False", "P2", P,
 )  # fmt: skip
 left_out("slices_pass_parked_keys", hot_path, "_before_parked", lambda *given: given[-1], "P3", P)
 edited("single_events_pass_parked_keys", Execution, "one", "self._partition.queue_of(record)", "None", "P3", P)

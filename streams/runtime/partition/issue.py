@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from streams.core.policy import Decision, apply_error_policy
@@ -49,11 +49,11 @@ class Issuer:
         Returns how many were issued."""
         now, entries, stages = self._host.now, self._buffer.entries, self._host.stages
         stop, until = min(start + MOST_AT_ONCE, len(records)), now() + LONGEST_SLICE_SECONDS
-        position = start
+        position, parked = start, self._partition.parked
         while position < stop:
             # The one that found no room is this record's: it is planned already, and no planner is called twice.
-            entry = self._next or self._entry(records[position])
-            if entry is self._next and entry.record.key in self._partition.parked:
+            entry = self._next or self._entry(records[position], parked)
+            if self._next is not None and entry.record.key in parked:
                 entry.give_up()  # its key was parked while there was no room
             self._next = None
             if not entry.is_settled:
@@ -79,14 +79,14 @@ class Issuer:
         router = self._router
         return (router.default if name is None else router.routes.get(name, router.default)), version
 
-    def _entry(self, record: IncomingRecord) -> Entry:
+    def _entry(self, record: IncomingRecord, parked: Container[bytes | None]) -> Entry:
         route, version = self._route(record)
         entry = Entry(self._partition.epoch, record, route, None, self._buffer)
         if route is None or route.ahead is None:
             # No work of its own, but it stands behind some: admitted at once it would leave a gap in front of it.
             entry.settle(None)
             return entry
-        if record.key in self._partition.parked:  # to spare its work; the turn decides
+        if record.key in parked:  # to spare its work; the turn decides
             entry.give_up()
             return entry
         if version != route.wire_version:  # another version than the class has: this way leads to the upcasters

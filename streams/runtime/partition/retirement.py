@@ -71,7 +71,7 @@ class Retirement:
         if first.is_plain:
             records = [entry.record for entry in buffer.plain(self._hot_path.size)]
             self._leave(await self._run_slice(records, 0))
-        elif first.is_given_up or self._partition.queue_of(first.record) is not None:
+        elif first.is_given_up or first.record.key in self._partition.timers.parked.keys:
             first.drop()  # its work may have ended: a finalizer now would pass the events of its key
             self._leave(await self._singles.one(first.record, None))
         elif first.error is not None or self._partition.failures.of_event(first.record.offset) is not None:
@@ -89,8 +89,8 @@ class Retirement:
         partition, buffer = self._partition, self._buffer
         if not left or not buffer.is_ready or partition.failures.events or self._host.pool.is_full:
             return False
-        first = buffer.entries[0]
-        return first.finish is not None and first.record.key not in partition.parked and partition.state.admits
+        first, parked = buffer.entries[0], partition.timers.parked.keys
+        return first.finish is not None and first.record.key not in parked and partition.state.admits
 
     def _leave(self, count: int) -> None:
         """Remove so many entries, which had their turn. None: the first one finds no room in its key's queue, and the
