@@ -65,7 +65,7 @@ def _replace(namespace: dict[str, Any], name: str, source: Path) -> str:
         assert spec is not None
         compiled = module_from_spec(spec)
         loader.exec_module(compiled)
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, ValueError) as error:  # ValueError: a class has become smaller
         logger.warning("%s runs as plain Python, which is slower; build it again: %s", name, error)
         return str(error)
     for key, value in list(namespace.items()):
