@@ -34,7 +34,7 @@ from .world import World, simulate
 
 pytestmark = pytest.mark.usefixtures("quiet", "unflushed")
 
-COUNT = int(os.environ.get("KEPT_SEEDS", "3"))
+COUNT = int(os.environ.get("KEPT_SEEDS", "2"))
 KINDS = (
     "crashes",
     "everything",
