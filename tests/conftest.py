@@ -111,11 +111,15 @@ def kafka_broker(kafka_broker: BrokerAddress) -> BrokerAddress:
     return kafka_broker
 
 
+_NOT_YET = (KafkaError._TIMED_OUT, KafkaError.NOT_COORDINATOR)
+
+
 def _answers(question: Callable[[], Any]) -> bool:
     try:
         question()
     except KafkaException as error:
-        if not error.args[0].retriable() and error.args[0].code() != KafkaError._TIMED_OUT:
+        # The client does not call it retriable that a coordinator has not taken over its part of the offsets yet.
+        if not error.args[0].retriable() and error.args[0].code() not in _NOT_YET:
             raise
         return False
     return True
