@@ -59,12 +59,14 @@ class DeclaredPlacement(Placement):
         """Return the partition of a key, and remember it. Raises ``NotPlaced``."""
         if len(self.places) >= MOST_PLACES:
             self.places.clear()
-        what = f"{self.topic}, key {shown_key(key)}: its partitioner {name_of(self._place_of)}"
         try:
             found = self._place_of(key, self.count)
         except Exception as error:
-            raise NotPlaced(f"{what} has failed: {reason(error)}") from error
+            raise self._not_placed(key, f"has failed: {reason(error)}") from error
         if not is_partition(found, self.count):
-            raise NotPlaced(f"{what} returned {found!r}: partitions are 0 to {self.count - 1}")
+            raise self._not_placed(key, f"returned {found!r}: partitions are 0 to {self.count - 1}")
         self.places[key] = found
         return found
+
+    def _not_placed(self, key: bytes, what: str) -> NotPlaced:
+        return NotPlaced(f"{self.topic}, key {shown_key(key)}: its partitioner {name_of(self._place_of)} {what}")
