@@ -43,7 +43,7 @@ def pack(path: Path, **files: str) -> None:
 
 
 def asked(jars: dict[str, str], spark: str = SPARK) -> tuple[str, str]:
-    """What a plan is refused with."""
+    """Return the refusal of a plan."""
     question: dict[str, Any] = {"do": "plan", "jars": jars, "spark": spark}
     (refused, _) = committing.answer([json.dumps(question).encode()])
     kind, text = json.loads(refused)["error"]
@@ -86,7 +86,7 @@ def test_a_jar_that_fits(jar: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert session._with_our_jar("a.jar", "java") == f"a.jar,{jar}"
     assert session._with_our_jar("a.jar", "python") == "a.jar"
     given = "/other/kes-spark.jar,a.jar"
-    assert session._with_our_jar(given, None) == given, "the one that was given is judged by whoever plans a write"
+    assert session._with_our_jar(given, None) == given, "the given one is judged when a write is planned"
     cli.jar()
     assert capsys.readouterr().out.strip() == str(jar)
     (finding,) = machine_checks.spark_tasks()
@@ -140,7 +140,7 @@ def test_signs_of_life_between_answers() -> None:
     source, release = io.BytesIO(), threading.Event()
 
     class Driver:
-        """Asks one thing, and is gone when it is told so."""
+        """Asks one thing, and is gone once it is released."""
 
         def read(self, size: int) -> bytes:
             if not (found := source.read(size)):

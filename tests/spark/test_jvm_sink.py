@@ -258,7 +258,7 @@ def test_the_process_that_commits_stands_still(trial: Trial, in_java: Callable[.
 
 @pytest.mark.nightly
 def test_the_process_that_commits_ends_with_its_driver(trial: Trial, in_java: Callable[..., Any]) -> None:
-    """In the transaction, whoever of the driver's processes dies."""
+    """In the transaction, whichever process of the driver dies."""
     spec = in_java(rows_per_batch=trial.events // 5)
     strikes = Strike("commit.before", 1, "orphan"), Strike("commit.before", 2, "hold")
     first = trial.start(strikes[0], spec=spec)

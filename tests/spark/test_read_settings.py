@@ -273,7 +273,7 @@ def test_positions_are_committed_for_tools_and_failures_are_logged(
 
 
 def test_a_marker_is_read_as_it_is_now(broker: TopicsBroker) -> None:
-    """By whoever plans a write: what a transaction holds is not waited for, and a missing right is told at once."""
+    """A write is planned: what a transaction holds is not waited for, and a missing right is told at once."""
 
     def read(topic: str) -> transaction.Stored | None:
         target = dataclasses.replace(TARGET, marker_topic=topic, kafka={"bootstrap.servers": broker.bootstrap_servers})

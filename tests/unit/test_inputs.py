@@ -17,8 +17,8 @@ from streams.runtime.replay import PartitionReplay
 from streams.source.postgres_sink import PostgresSink
 from streams.testing import TestDriver
 from streams.testing.simulation.broker import printed_id
-from streams.testing.simulation.clients import SimConnections
 from streams.testing.simulation.virtual_time import elapse
+from tests.unit.inputs_kit import silence_inputs
 from tests.vocabulary import Ordered, config_of
 
 PAYMENTS, CLICKS = "payments", "clicks"
@@ -139,15 +139,7 @@ def test_an_input_at_its_end_holds_up_no_other_after_a_restart() -> None:
 
 def test_an_input_that_is_silent_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is ever known of its end: its broker is away, say."""
-    taken = SimConnections.further_inputs
-
-    def silent(self: SimConnections, topics: Any) -> Any:
-        ports = taken(self, topics)
-        for port in ports:
-            port._reports_ends = False  # type: ignore[attr-defined]
-        return ports
-
-    monkeypatch.setattr(SimConnections, "further_inputs", silent)
+    silence_inputs(monkeypatch)
     with TestDriver(build(PAYMENTS, alignment_seconds=3.0)) as driver:
         before = driver.now
         send(driver, "orders")

@@ -11,7 +11,7 @@ from streams.errors import RegistrationError
 from streams.records import Record
 from streams.settings import ParkingConfig
 from streams.testing import TestDriver
-from streams.testing.simulation.clients import SimConnections
+from tests.unit.inputs_kit import silence_inputs
 from tests.unit.parking_kit import AHEAD, Add, Bank, add, redeploy, send
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -108,15 +108,7 @@ def test_a_head_has_the_policy_of_its_own_input() -> None:
 
 def test_the_line_is_held_without_a_look_at_inputs_that_were_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise time would stand still: the end of that wait is over, and nothing new can end it."""
-    taken = SimConnections.further_inputs
-
-    def silent(self: SimConnections, topics: Any) -> Any:
-        ports = taken(self, topics)
-        for port in ports:
-            port._reports_ends = False  # type: ignore[attr-defined]
-        return ports
-
-    monkeypatch.setattr(SimConnections, "further_inputs", silent)
+    silence_inputs(monkeypatch)
     bank = Bank(parking=ParkingConfig(max_keys=1), alignment_seconds=3.0)
     bank.inputs = {"more": {}}
     bank.broken = {1}
