@@ -87,6 +87,7 @@ class Declarations:
         made = Declarations(self.config, self._store)
         made.router.routes, made.router.default = dict(self.router.routes), self.router.default
         made.router.tracer, made.router.visits = self.router.tracer, dict(self.router.visits)
+        made.router.jobs = dict(self.router.jobs or {})
         made.handlers.schedules[:] = self.handlers.schedules
         # The copy was made with its own inputs; those of the original have them, too, in the order that counts.
         made.inputs.by_topic.clear()

@@ -34,6 +34,7 @@ from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.interjections import Interjection, StoreRead, Timetable
 from streams.runtime.partition.issue import Issuer
+from streams.runtime.partition.job_runs import JobRuns
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
@@ -70,6 +71,7 @@ class PartitionWorker(Partition):
         self.started_at: dict[str, int] = {}  # topic -> where it began without any committed offset
         self.replaced_by: PartitionWorker | None = None  # after a restart
         self.is_restart = False  # it is the one after a restart
+        self.is_handed_over = False  # its donor has ended all that ran
         self.scope = anyio.CancelScope()
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
@@ -77,7 +79,8 @@ class PartitionWorker(Partition):
         self.delivery = DeliveredRecords(self, engine, self.inbox, self.hot_path, self._wake)
         self._execution = Execution(self, engine)
         self._heads = ParkedHeads(self, engine, self._execution, self._wake.notify)
-        self._due_timers = DueTimers(self, engine, self._execution, self._heads)
+        self.jobs = JobRuns(self, engine, self._execution, self._wake.notify)
+        self._due_timers = DueTimers(self, engine, self._execution, self._heads, self.jobs)
         self._singles = SingleEvents(self, engine, self._execution, self._between, self._wait)
         self._visiting = Visiting(self, engine, self._execution)
         self._buffer = ReorderBuffer(self._wake.notify)
@@ -201,6 +204,9 @@ class PartitionWorker(Partition):
             self.visits(),
             dict(self.timekeeper.totals),
             *self.timers.parked.figures(self._singles.full),
+            *self.timers.jobs.figures(),
+            len(self.jobs.running),
+            self.timers.jobs_full,
         )
 
     @property
@@ -220,6 +226,7 @@ class PartitionWorker(Partition):
         """Handle input until the intake is closed, then the events that have begun. Raises ``RestartNeeded``, and
         ``EventFailure`` to stop the source."""
         self._timetable.start(self.engine.now())
+        self.jobs.start(is_handed_over=self.is_handed_over)
         self._task = asyncio.current_task()
         interjected = has_looked = False
         try:
@@ -231,6 +238,9 @@ class PartitionWorker(Partition):
                     break
                 if self._buffer.is_ready:
                     await self._turn()
+                elif self.timers.jobs_full:
+                    if not interjected:
+                        await self._wait()
                 elif self.inputs is not None and await self._run_merged(self.inputs):
                     pass  # and look at what is between two events
                 elif records := self._next_records():
@@ -265,8 +275,11 @@ class PartitionWorker(Partition):
         pool = self.engine.pool
         position, interjected = 0, False
         while position < len(records) and not self.is_closing:
+            if self.timers.jobs_full and not self._buffer.is_ready:  # ends of jobs, timers and heads go on
+                if not interjected:
+                    await self._wait()
             # Behind work that runs ahead all events wait: admitted before it they would leave a gap in front of them.
-            if self._buffer or self._issuer.is_blocked or self._issuer.goes_ahead(records[position]):
+            elif self._buffer or self._issuer.is_blocked or self._issuer.goes_ahead(records[position]):
                 position = await self._step_ahead(records, position)
             elif pool.is_full:
                 await pool.wait_room()
@@ -293,6 +306,7 @@ class PartitionWorker(Partition):
         self._issuer.drop()
         self._buffer.drop()
         self._heads.ahead.drop()
+        self.jobs.drop()
 
     async def run_slice(self, records: list[IncomingRecord], start: int) -> int:
         """Handle some of these records, one at least unless it is closing. Returns the position of the next."""
