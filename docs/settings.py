@@ -330,6 +330,9 @@ SECTIONS: Final = (
             "max_concurrent_keys": "number of keys of one partition that may have jobs",
             "timeout_seconds": "seconds for one attempt of a job; `None`: as long as it takes",
             "retry": "a `Retry`; `None`: one attempt",
+            "rate_per_second": "jobs that begin in a second in this process; `None`: as many as have a slot",
+            "max_jobs": "durable jobs (`ctx.start_job`) that one partition may have, waiting ones included",
+            "when_full": "at that bound: `wait` takes no further input, `fail` raises `JobsFull` in the handler",
         },
     ),
     Section(

@@ -209,11 +209,11 @@ JOB_SAFEGUARDS: dict[str, tuple[list[tuple[Any, str, str, str]], Callable[[], No
     ),
     "a_copy_that_stays_lacks_the_queues": (
         [(Handover, "_was_handed_over", " and not worker.timers.parked.by_name", "")],
-        unit.test_a_warm_move_and_back_keeps_jobs_and_parked_keys,
+        lambda: unit.test_a_warm_move_and_back_keeps_jobs_and_parked_keys(parks=True),
     ),
     "the_counter_does_not_move": (
         [(PartitionTimers, "contents", " if self.jobs.next else there", " if False else there")],
-        unit.test_a_warm_move_and_back_keeps_jobs_and_parked_keys,
+        lambda: unit.test_a_warm_move_and_back_keeps_jobs_and_parked_keys(parks=False),
     ),
 }
 

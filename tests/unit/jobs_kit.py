@@ -15,6 +15,8 @@ from streams.testing.simulation.virtual_time import elapse
 
 QUICK: Final = Retry(attempts=3, backoff_seconds=1, jitter=0)
 
+LONG: Final = Retry(attempts=10, backoff_seconds=600, max_backoff_seconds=600, jitter=0)
+
 
 @event_type("Order")
 class Order(msgspec.Struct, frozen=True):

@@ -129,7 +129,7 @@ class DurableWork(Job):
         self._end(Outcome(None, None, error))
 
     def cancel(self) -> None:
-        """Cancel it: nobody waits for its end any more. What cannot be stopped keeps its slot until it ends."""
+        """Cancel it: its end is not awaited any more. What cannot be stopped keeps its slot until it ends."""
         self._ended = None
         self.runner.cancel(self)
 

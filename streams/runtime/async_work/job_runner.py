@@ -127,7 +127,7 @@ class JobRunner:
         return list(self.tasks)
 
     def _pump(self) -> None:
-        while self._may_begin() and (batch := self._jobs.take()) is not None:
+        while (self._rate is None or self._may_begin(self._rate)) and (batch := self._jobs.take()) is not None:
             if self._rate is not None:
                 self._rate.take()
             job = batch[0]
@@ -140,11 +140,9 @@ class JobRunner:
             if self._refused:
                 self._wake_refused(job.lane)
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, rate: TokenBucket) -> bool:
         """Check for a token; without one the jobs that wait begin when there is one."""
-        if self._rate is None:
-            return True
-        seconds = self._rate.seconds_to_token(self._loop.time())
+        seconds = rate.seconds_to_token(self._loop.time())
         if seconds > 0 and self._pump_later is None:
             self._pump_later = self._loop.call_later(seconds, self._pump_again)
         return seconds <= 0

@@ -119,18 +119,17 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
 
     def outcome(self, item: Any, partition: int, where: Callable[[], str]) -> Awaitable[Ended]:
         """Call a job's function; the result is (result, error, attempts made)."""
-        return self._outcome(self._calls, item, partition, where)
+        if self._host.config.metrics_handler is None:  # here as well: a call for each job costs
+            return self._calls.outcome(item, where)
+        return self._measured(self._calls, item, partition, where)
 
     def once(self, argument: Any, partition: int, where: Callable[[], str]) -> Awaitable[Ended]:
         """Call a job's function once, with this argument."""
         if self._single is None:
             self._single = single_calls(self._host, self.definition)
-        return self._outcome(self._single, argument, partition, where)
-
-    def _outcome(self, calls: Calls, item: Any, partition: int, where: Callable[[], str]) -> Awaitable[Ended]:
         if self._host.config.metrics_handler is None:
-            return calls.outcome(item, where)
-        return self._measured(calls, item, partition, where)
+            return self._single.outcome(argument, where)
+        return self._measured(self._single, argument, partition, where)
 
     async def _measured(self, calls: Calls, item: Any, partition: int, where: Callable[[], str]) -> Ended:
         host = self._host

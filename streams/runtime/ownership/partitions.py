@@ -29,7 +29,6 @@ from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.delivery import DeliveryBudget
 from streams.runtime.partition.failures import RestartNeeded
-from streams.runtime.partition.job_runs import LONGEST_MOVE_SECONDS
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Polled
 from streams.runtime.read_proofs import ReadProofs
@@ -100,7 +99,7 @@ class Partitions:
         worker = self.workers[copy.partition] = self._new_worker(copy.partition)
         self._callbacks.moved_here(worker)
         worker.adopt(copy)
-        worker.is_handed_over = True
+        worker.jobs.are_handed_over = True
         record = copy.offset_record
         assert record is not None
         further = self.further_topics
@@ -238,7 +237,7 @@ class Partitions:
     async def give_up(self, worker: PartitionWorker) -> None:
         """Run the barrier: let the running event end, commit what is complete, free the store."""
         reason = "revoked" if self._member.accepting else "stopped"
-        await self._end_jobs(worker, is_move=self._member.accepting)
+        await worker.jobs.drain(is_move=self._member.accepting)
         spent = await self._callbacks.will_revoke(worker, reason)
         while worker.replaced_by is not None:  # by a restart
             worker = worker.replaced_by
@@ -266,7 +265,7 @@ class Partitions:
         over (an event of it was refused, it was lost, or taken away meanwhile). Otherwise no work is done for this
         partition any more, and its store is left with ``worker``."""
         # Before the marker: no job is to run here and there.
-        await self._end_jobs(worker, is_move=True)
+        await worker.jobs.drain(is_move=True)
         spent = await self._callbacks.will_revoke(worker, "moved")
         if worker.state is not _S.ACTIVE:  # anything may have happened meanwhile
             return False
@@ -330,11 +329,6 @@ class Partitions:
             worker.scope.cancel()
             await worker.finished.wait()
         await self._read_proofs.wait_answered(worker)
-
-    async def _end_jobs(self, worker: PartitionWorker, *, is_move: bool) -> None:
-        """Give the durable jobs that run the time of a drain, while events go on; no further one begins."""
-        seconds = self._member.config.timeouts.drain_timeout_seconds
-        await worker.jobs.drain(min(seconds, LONGEST_MOVE_SECONDS) if is_move else seconds)
 
     def _void(self, worker: PartitionWorker) -> None:
         self._close_intake(worker, _S.VOID)

@@ -105,13 +105,14 @@ class JobRuns:
         self._found: set[str] = set()
         self._unknown: set[str] = set()
         self._is_closing = False
+        self.are_handed_over = False
+        """Their donor has ended all that ran."""
         self._changed = Signal()
 
-    def start(self, *, is_handed_over: bool) -> None:
-        """Begin with the jobs that are there. ``is_handed_over``: by a donor that has ended their runs."""
-        there = self._partition.timers.jobs.by_name
+    def start(self) -> None:
+        """Begin with the jobs that are there."""
         # Behind a release marker nothing was running, so none of them can have ended its process.
-        self._found = set() if is_handed_over else set(there)
+        self._found = set() if self.are_handed_over else set(self._partition.timers.jobs.by_name)
 
     def is_running(self, name: str) -> bool:
         """Check for a job that runs, or whose end has not had its turn."""
@@ -168,9 +169,17 @@ class JobRuns:
             timers.call_back(name)
         self._wake()
 
-    async def drain(self, seconds: float) -> None:
-        """Begin no job any more, and give those that run so many seconds, while events go on; then cancel them."""
+    def figures(self) -> tuple[int, int, int | None, int, str]:
+        """Return the jobs, how many are parked, since when the oldest is there, how many run, and the full ones."""
+        timers = self._partition.timers
+        return *timers.jobs.figures(), len(self.running), timers.jobs_full
+
+    async def drain(self, *, is_move: bool) -> None:
+        """Begin no job any more, and give those that run the time of a drain, while events go on; then cancel them."""
         self._is_closing = True
+        seconds = self._host.config.timeouts.drain_timeout_seconds
+        if is_move:
+            seconds = min(seconds, LONGEST_MOVE_SECONDS)
         with anyio.move_on_after(seconds):
             while self._runs and self._partition.state.admits:
                 await self._changed.wait()

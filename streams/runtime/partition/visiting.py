@@ -19,6 +19,7 @@ from streams.errors import DecodeError, EventFailure, RegistrationError
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timers import as_record
 from streams.statistics import VisitStatistics
@@ -107,9 +108,12 @@ class Visiting:
         self._execution = execution
         self._warned: set[str] = set()
 
-    async def step(self) -> bool:
+    async def step(self, inputs: MergedInputs | None) -> bool:
         """Visit some keys of a run that is under way. Returns whether there was one. Raises as
         ``PartitionWorker.run``."""
+        # Requests come first, so that a run that stops the source can be cancelled.
+        if inputs is None or not inputs.has_taken(self._host.config.visits_topic):
+            return False
         next_one: tuple[str, VisitState, Route, str | None] | None = None
         for name, timer in self._partition.timers.visits.items():
             visit, state = name.removeprefix(TIMER_PREFIX), state_of(timer)

@@ -71,7 +71,6 @@ class PartitionWorker(Partition):
         self.started_at: dict[str, int] = {}  # topic -> where it began without any committed offset
         self.replaced_by: PartitionWorker | None = None  # after a restart
         self.is_restart = False  # it is the one after a restart
-        self.is_handed_over = False  # its donor has ended all that ran
         self.scope = anyio.CancelScope()
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
@@ -204,17 +203,8 @@ class PartitionWorker(Partition):
             self.visits(),
             dict(self.timekeeper.totals),
             *self.timers.parked.figures(self._singles.full),
-            *self.timers.jobs.figures(),
-            len(self.jobs.running),
-            self.timers.jobs_full,
+            *self.jobs.figures(),
         )
-
-    @property
-    def _may_visit(self) -> bool:
-        """Check that keys may be visited: requests come first, so that a run that stops the source can be cancelled."""
-        if not self.timers.visits or self.inputs is None or not self._fires_timers:
-            return False
-        return self.inputs.has_taken(self.engine.config.visits_topic)
 
     def visits(self) -> tuple[VisitStatistics, ...]:
         """Return how far the runs of visits are."""
@@ -226,7 +216,7 @@ class PartitionWorker(Partition):
         """Handle input until the intake is closed, then the events that have begun. Raises ``RestartNeeded``, and
         ``EventFailure`` to stop the source."""
         self._timetable.start(self.engine.now())
-        self.jobs.start(is_handed_over=self.is_handed_over)
+        self.jobs.start()
         self._task = asyncio.current_task()
         interjected = has_looked = False
         try:
@@ -238,9 +228,6 @@ class PartitionWorker(Partition):
                     break
                 if self._buffer.is_ready:
                     await self._turn()
-                elif self.timers.jobs_full:
-                    if not interjected:
-                        await self._wait()
                 elif self.inputs is not None and await self._run_merged(self.inputs):
                     pass  # and look at what is between two events
                 elif records := self._next_records():
@@ -260,8 +247,8 @@ class PartitionWorker(Partition):
 
     def _next_records(self) -> list[IncomingRecord]:
         inputs = self.inputs
-        if inputs is None:
-            return self.inbox.take() if self.inbox else []
+        if inputs is None or self.timers.jobs_full:
+            return self.inbox.take() if self.inbox and not self.timers.jobs_full else []
         now = self.engine.now()
         if changes := inputs.tables_read(now):
             self.engine.pool.admit(self.partition, self.watermark, [], changes, events=0)
@@ -322,7 +309,7 @@ class PartitionWorker(Partition):
     async def _run_merged(self, inputs: MergedInputs) -> bool:
         """Handle the next events of several inputs in one slice, as far as their handlers are plain. ``False``: none;
         what comes next is for ``handle``."""
-        if self._buffer or self._issuer.is_blocked or self.engine.pool.is_full:
+        if self._buffer or self._issuer.is_blocked or self.engine.pool.is_full or self.timers.jobs_full:
             return False
         records, runs = inputs.next_runs(self.engine.now(), self.hot_path.merged_size)
         if not records:
@@ -404,7 +391,8 @@ class PartitionWorker(Partition):
             await self._interjection(requested)
             self._heads.ahead.withdraw_gone()
         fired = not self.is_closing and self._fires_timers and await self._due_timers.run_due()
-        visited = not self.is_closing and self._may_visit and await self._visiting.step()
+        may_visit = bool(self.timers.visits) and not self.is_closing and self._fires_timers
+        visited = may_visit and await self._visiting.step(self.inputs)
         if due is None and requested is None and not fired and not visited:
             return False
         await self._breathe()
