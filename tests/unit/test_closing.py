@@ -31,7 +31,7 @@ from tests.vocabulary import Named
 LONG = 60.0
 """More than a test may take: who waits for its deadline fails by ``no answer in time``, or by the test's own limit."""
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(90)
 
 
 # ------------------------------------------------------------------------------------------------ the client itself
