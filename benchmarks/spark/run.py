@@ -31,6 +31,7 @@ from benchmarks.jars import NoJar, jars
 from benchmarks.spark.measure import BATCHES, CORES, DRIVER, SparkRun
 from benchmarks.spark.sides import TYPE, Connector, Grt, GrtByConnector, GrtTyped, Side, typed_rows
 from benchmarks.systems import Failed
+from streams.sak import spark_jar
 from streams.sak.cache import cache_folder
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.markers import BatchRequest
@@ -111,7 +112,9 @@ def session() -> tuple[SparkSession, str]:
 def versions(missing: str) -> dict[str, Any]:
     """Return the circumstances of the figures, beside the machine."""
     connector = "not measured: " + missing if missing else sorted(COORDINATES)
-    return {"pyspark": version("pyspark"), "pyarrow": version("pyarrow"), "cores": CORES, "connector": connector}
+    tasks = "in Python: " + ours if (ours := spark_jar.problem(version("pyspark"))) else "in Java"
+    return {"pyspark": version("pyspark"), "pyarrow": version("pyarrow"), "cores": CORES, "connector": connector,
+            "tasks of the sink": tasks}  # fmt: skip
 
 
 class SparkBench:

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 import streams.spark as kes_spark
+from benchmarks.spark.measure import BY_CONNECTOR
 from streams import event_type
 from streams.spark.reading.records import Reader
 
@@ -101,7 +102,7 @@ class Grt:
 class GrtByConnector(Grt):
     """A stream that is read by Spark's connector and written by ours: what a session with the connector's jar gets."""
 
-    name = "grt, connector reads"
+    name = BY_CONNECTOR
     stream_reader: Reader = "connector"
 
 
