@@ -89,6 +89,7 @@ class GroupChecks:
     def refuse_if_alive(self) -> GroupView:
         """Return the group. Raises ``OffsetError`` when it has members. What departed members left open is ended, so
         that it cannot be committed any more."""
+        # Before the fence, which would abort what living members have under way.
         group = self.resting(self._config.group_id)
         # A frozen member that has sent its offsets could still commit them when it goes on.
         self._group_log.fence_departed((), self._deadline())

@@ -75,6 +75,8 @@ class WireTakeOver(Questions):
 
         async def work() -> list[str]:
             await self._connected(deadline)
+            # In this order: an instance that joins and begins a transaction in between would else be taken for one that
+            # has departed.
             found = await self._open_ids(deadline)
             owners = {name: instance_of(self._group_id, name) for name in found}
             if not any(owners.values()):
