@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 from weakref import WeakSet
 
 from streams.errors import BrokerUnavailable, StreamsError
@@ -38,6 +38,8 @@ T = TypeVar("T")
 GROUP: Final = 0
 TRANSACTION: Final = 1
 """Kinds of coordinators."""
+CLOSE_SECONDS: Final = 2.0
+"""Seconds for the end of connections, unless the caller sets another time."""
 LARGEST_ANSWER: Final = 100_000_000
 """Bytes of an answer, at most: lists of transactions of large clusters."""
 
@@ -106,6 +108,13 @@ class WireClient:
                 self._lines, self._own, self._any, self._tasks = Lines(self._connect), WeakSet(), None, set()
             self._thread = IoThread.acquire(self._crashed)
             self._loop = self._thread.loop
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<WireClient {self.addresses}>"
@@ -183,7 +192,7 @@ class WireClient:
             return False
         return True
 
-    def close(self, timeout_seconds: float) -> None:
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Close all connections and leave the I/O thread; calls that wait for an answer fail, coroutines under way are
         cancelled. Repeating it is harmless."""
         with self._lock:
