@@ -71,7 +71,7 @@ def settings_of(kafka: KafkaSettings, group: str = "") -> ClientSettings:
     """Return the settings of the toolkit's own clients. Raises ``ConfigError`` for a callback that cannot be imported
     here."""
     if isinstance(callback := kafka.get("oauth_cb"), TokenCallback):
-        callback.function()  # an error of the import within a login would be told as one of the login
+        callback.function()  # within a login, an error of the import would look like one of the login
     overrides = {name: value for name, value in kafka.items() if name not in RESERVED}
     return ClientSettings(
         kafka["bootstrap.servers"], overrides, client_id=kafka.get("client.id", "kes-spark"), group_id=group

@@ -222,6 +222,7 @@ def test_one_row_in_each_of_400_partitions(
 
 @pytest.mark.nightly
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("tasks", ["python", "java"])
 def test_a_million_keys_of_100_bytes_in_400_partitions(
     spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tasks: str, kes_jar: Path | None
