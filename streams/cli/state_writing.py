@@ -316,7 +316,7 @@ def write_changes(
         states = state_of(source, "changelog", servers, timeout, numbers)
         wanted = {number: changes(number, states[number].entries) for number in numbers}
         for number, some in wanted.items():
-            _check_sizes(some, number, limit)
+            check_sizes(some, number, limit)
         if forgotten and not any(wanted.values()):
             raise StoreError(_no_rows(config.changelog, forgotten, states.values()))
         rows = [_counts(number, some) for number, some in wanted.items()]
@@ -358,7 +358,8 @@ def _counts(number: int, changes: Changes) -> dict[str, Any]:
     return {"partition": number, "put": len(changes) - deleted, "deleted": deleted}
 
 
-def _check_sizes(changes: Changes, number: int, limit: int) -> None:
+def check_sizes(changes: Mapping[bytes, bytes | None], number: int, limit: int) -> None:
+    """Raise ``StoreError`` for a change that is more than a record may have."""
     for key, value in changes.items():
         if len(key) + len(value or b"") > limit:
             raise StoreError(
@@ -383,7 +384,7 @@ class StoppedPartition:
     def write(self, position: Position, changes: Changes) -> None:
         """Write changes, as many in a transaction as it may have. Raises ``OffsetError`` when a member was there."""
         report, done = late_lines("changes"), 0
-        for serial, some in enumerate(_chunks(self._config.changelog, self._number, changes)):
+        for serial, some in enumerate(chunks(self._config.changelog, self._number, changes)):
             carried = msgspec.UNSET if position.record is None else position.record.inputs
             record = OffsetRecord(position.offset, self._writer, serial, 0, *self._ids, carried)
             with transaction(self._slot, _AGAIN, complain):
@@ -411,7 +412,7 @@ class StoppedPartition:
         transaction. Raises as ``write``."""
         with transaction(self._slot, _AGAIN, complain):
             self._hold(position)
-            for some in _chunks(self._config.changelog, self._number, changes):
+            for some in chunks(self._config.changelog, self._number, changes):
                 self._slot.send(some)
             record = OffsetRecord(position.offset, self._writer, 0, 0, *self._ids, carried)
             self._slot.send([*outputs, offset_record(self._config, self._number, record)])
@@ -430,7 +431,7 @@ class StoppedPartition:
         return position_of(self._config, self._checks, self._config.topic, self._number, self._committed)
 
 
-def _chunks(topic: str, number: int, changes: Changes) -> Iterator[list[Output]]:
+def chunks(topic: str, number: int, changes: Mapping[bytes, bytes | None]) -> Iterator[list[Output]]:
     """Split changes by the bounds of a transaction."""
     chunk: list[Output] = []
     size = 0

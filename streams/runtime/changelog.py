@@ -180,7 +180,9 @@ class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Beginning of a partition's state, where that was decided on purpose. ``how``: ``start``, or ``adopt`` (at the
     offsets of another program). ``at``: the first offset, by input; ``places``: the text that it was decided by. ``by``
-    and ``at_ms``: who wrote it, and when. ``group``: the one whose offsets were taken."""
+    and ``at_ms``: who wrote it, and when. ``group``: the one whose offsets were taken. ``state``: the changelogs whose
+    rows came along; ``exact``: it is proven that they and the offsets belong together, and not only the user's word.
+    """
 
     v: int = BEGIN_FORMAT
     how: str
@@ -189,12 +191,16 @@ class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     at_ms: int
     group: str = ""
+    # Records of older versions lack the fields from here on.
+    state: tuple[str, ...] = ()
+    exact: bool = True
 
     @property
     def shown(self) -> str:
         """Return it for people."""
         found = ", ".join(f"{topic} at {offset} ({self.places.get(topic, '-')})" for topic, offset in self.at.items())
-        return f"{self.how}: {found}"
+        state = f", with the rows of {', '.join(self.state)}" if self.state else ""
+        return f"{self.how}: {found}{state}{'' if self.exact else ' (on the word that it stopped cleanly)'}"
 
 
 def beginning(
