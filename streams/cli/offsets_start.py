@@ -33,7 +33,7 @@ from streams.cli.cluster import (
 from streams.cli.console import complain, emit, notices, plain_table, print_whole
 from streams.cli.foreign_state import ForeignState, state_request_of
 from streams.cli.skip import TRANSACTION_SECONDS, slot_of
-from streams.cli.start_places import At, StartRequest, beginnings, places_in, request_of
+from streams.cli.start_places import LONG_SECONDS, At, StartRequest, beginnings, places_in, request_of
 from streams.errors import OffsetError, TransactionFailed
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_checks import GroupChecks
@@ -47,8 +47,6 @@ from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 
 _WRITER: Final = "kes offsets start"
-_LONG_SECONDS: Final = 870.0
-"""Time of a transaction with state in it: a little less than brokers allow (``transaction.max.timeout.ms``)."""
 _AGAIN: Final = "Run it again: it begins the source, or says that it has begun"
 _ANEW: Final = "Another group_id begins anew; or delete the group's offsets and the changelog"
 
@@ -139,7 +137,7 @@ def start(
         elif places is None:
             if remove_member:
                 checks.remove_static(from_group, remove_member)
-            with slot_of(config, "kes-start", timeout, _LONG_SECONDS if foreign else TRANSACTION_SECONDS) as slot:
+            with slot_of(config, "kes-start", timeout, LONG_SECONDS if foreign else TRANSACTION_SECONDS) as slot:
                 # What an earlier run has left open is ended by now: it may have begun the source after all.
                 places = command.begun()
                 is_new = places is None

@@ -15,6 +15,8 @@ from streams.model.places import EARLIEST, LATEST, Places, places_of, shown_plac
 from streams.runtime.changelog import BEGIN_KEY, BeginRecord, decode_begin
 from streams.settings.config import EventSourceConfig
 
+LONG_SECONDS: Final = 870.0
+"""Time of a transaction with state in it: a little less than brokers allow (``transaction.max.timeout.ms``)."""
 _MOST_NAMED: Final = 5
 
 At = dict[str, dict[int, tuple[int, str]]]

@@ -38,6 +38,7 @@ from streams.runtime.changelog import (
     BEGIN_KEY,
     JOIN_PREFIX,
     OFFSET_KEY,
+    RESET_KEY,
     TIMER_PREFIX,
     OffsetRecord,
     decode_timer,
@@ -89,7 +90,7 @@ def import_(
     for number, state in states.items():
         if number >= found.config.num_partitions:
             raise StoreError(f"{file} has the partition {number}, and {found.config.topic} has none of that number")
-        for key, value in _without_rows(state.entries).items():
+        for key, value in without_rows(state.entries).items():
             check_entry(store, file, number, key, value)
         try:
             parked_of(number, state.entries)
@@ -98,7 +99,7 @@ def import_(
     store.revoked()
 
     def changes(number: int, there: State) -> Changes:
-        wanted, there = _without_rows(states[number].entries), _without_rows(there)
+        wanted, there = without_rows(states[number].entries), without_rows(there)
         puts: Changes = {key: value for key, value in wanted.items() if there.get(key) != value}
         return puts | dict.fromkeys(there.keys() - wanted.keys())
 
@@ -127,7 +128,7 @@ def migrate(
 
     def changes(number: int, there: State) -> Changes:
         upgraded: Changes = {}
-        for key, value in _without_rows(there).items():
+        for key, value in without_rows(there).items():
             if not key.startswith(TIMER_PREFIX):
                 try:
                     new = store.upgraded(key, value)
@@ -214,10 +215,10 @@ def forget(
     )
 
 
-def _without_rows(entries: State) -> State:
-    """Leave out the rows of joined tables, which go with a position in their topic, and how the state began: both stay
-    as they are."""
-    return {key: value for key, value in entries.items() if not key.startswith((JOIN_PREFIX, BEGIN_KEY))}
+def without_rows(entries: State) -> State:
+    """Leave out the rows of joined tables, which go with a position in their topic, and how the state began or was
+    reset: they stay as they are."""
+    return {key: value for key, value in entries.items() if not key.startswith((JOIN_PREFIX, BEGIN_KEY, RESET_KEY))}
 
 
 def stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:

@@ -1,7 +1,7 @@
-"""``kes offsets start`` as a process that is killed at a step: "before" or "after" a call, or "within" one, so many
-milliseconds behind its begin.
+"""``kes offsets start``, or ``kes reset``, as a process that is killed at a step: "before" or "after" a call, or
+"within" one, so many milliseconds behind its begin.
 
-python start_program.py BOOTSTRAP GROUP TOPIC STEP OPTIONS
+python start_program.py BOOTSTRAP GROUP TOPIC STEP COMMAND OPTIONS
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def take(store: Any, row: ForeignRow) -> None:
 
 
 if __name__ == "__main__":
-    bootstrap, group, topic, step, *words = sys.argv[1:]
+    bootstrap, group, topic, step, command, *words = sys.argv[1:]
     if step:
         die_at(step)
     settings = {"group_id": group, "topic": topic, "num_partitions": 2, "bootstrap_servers": bootstrap}
     sys.modules["shop"] = ModuleType("shop")
     vars(sys.modules["shop"]).update(source=EventSource(config_of(**settings), TOTALS), take=take)
-    sys.exit(main.main(["offsets", "start", "shop:source", *words, "--yes", "--json"]))
+    sys.exit(main.main([*command.split(), "shop:source", *words, "--yes", "--json"]))

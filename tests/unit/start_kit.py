@@ -79,7 +79,7 @@ class World:
         self.step(f"remove {', '.join(names)} from {group}")
         self.members[group] = tuple(one for one in self.members[group] if one.instance not in names)
 
-    def committed(self, partitions: list[int], topic: str) -> dict[int, int | None]:
+    def committed(self, partitions: list[int], topic: str = "flights") -> dict[int, int | None]:
         return self.committed_by("demo", topic)
 
     def committed_by(self, group: str, topic: str) -> dict[int, int | None]:

@@ -22,7 +22,7 @@ __all__ = ["admin", "cluster", "start", "world"]  # the fixtures
 
 KEYS = ("bob", "carol"), ("alice", "frank")  # by partition, as murmur2 places them
 STATE = "old-accounts-changelog"
-OF_QUIX = [("__column_family__", b"default"), ("__processed_tp_offsets__", b'{"flights":5}')]
+OF_QUIX: Headers = [("__column_family__", b"default"), ("__processed_tp_offsets__", b'{"flights":5}')]
 
 
 def number(value: int, length: int = 8) -> bytes:
