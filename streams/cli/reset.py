@@ -123,12 +123,15 @@ def reset(
         resets = command.back(restore) if restore else command.plan(to or [], state == KEEP, str(backup or ""))
         rows = [row for number, one in sorted(resets.items()) for row in _facts(number, one)]
         lines = command.warnings(resets) if resets else []
+        is_there = backup is not None and bool(resets) and backup.exists()  # of a run that was killed behind it
+        if backup is not None and is_there and from_export(backup, None) != command.states:
+            raise StoreError(f"{backup} is there, with another state than that of now: name another file")
         if slot is not None and resets:
             if not yes:
                 print_whole(notices(), _table(rows))
                 notices().print(Text("\n".join(lines)), soft_wrap=True)
                 typer.confirm(f"Reset {config.group_id}?", abort=True, err=True)
-            if backup is not None and not (backup.exists() and from_export(backup, None) == command.states):
+            if backup is not None and not is_there:
                 write_export(found, command.states, backup)
             command.write(slot, resets)
     written = bool(resets) and not dry_run

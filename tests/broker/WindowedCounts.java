@@ -11,6 +11,7 @@ import org.apache.kafka.streams.kstream.KGroupedStream;
 import org.apache.kafka.streams.kstream.Materialized;
 import org.apache.kafka.streams.kstream.SessionWindows;
 import org.apache.kafka.streams.kstream.TimeWindows;
+import org.apache.kafka.streams.state.BuiltInDslStoreSuppliers;
 
 /** Counts the records of each key: all of them, by the minute, and by session. What test_adoption takes over. */
 public final class WindowedCounts {
@@ -21,6 +22,9 @@ public final class WindowedCounts {
         settings.put(StreamsConfig.STATE_DIR_CONFIG, arguments[3]);
         settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, arguments[4]);
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, "100");
+        settings.put(
+                StreamsConfig.DSL_STORE_SUPPLIERS_CLASS_CONFIG,
+                BuiltInDslStoreSuppliers.InMemoryDslStoreSuppliers.class);
         settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class);
         settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.ByteArraySerde.class);
         settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG), 6000);

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from streams.runtime.changelog import OFFSET_KEY, RESET_KEY, decode_offset
 from streams.settings import StateConfig
 from tests.broker.engine_kit import Lab, Running
 from tests.broker.test_cli_start import killed
@@ -47,7 +46,10 @@ async def test_a_topic_is_read_again_into_an_empty_state(lab: Lab, kes: Kes, tmp
     code, answer, err = await run("--restore", file)
     assert (code, answer and answer["written"]) == (0, True), err
     assert ((await lab.state(0), await lab.state(1)), await lab.committed()) == (before, {0: 11, 1: 3})
-    code, answer, err = await run("--to", "0@5", "--to", "1@1", "--state", "drop", "--backup", file)
+    words = ("--to", "0@5", "--to", "1@1", "--state", "drop", "--backup")
+    code, answer, err = await run(*words, file)
+    assert (code, "is there, with another state than that of now" in err) == (1, True), err
+    code, answer, err = await run(*words, file := f"{file}.2")
     assert (code, answer and answer["written"]) == (0, True), err
     async with Running(lab.telling(state=folder)) as running:
         await running.until_handled(11, 3)
@@ -71,18 +73,21 @@ async def test_killed_at_any_step_it_is_reset_or_not_at_all(lab: Lab, tmp_path: 
     await lab.add(*"xyz", partition=1)
     async with Running(lab.telling()) as running:
         await running.until_handled(10, 3)
-    words = ("--to", "earliest", "--state", "drop", "--backup", str(tmp_path / "before.jsonl"))
+    before = str(tmp_path / "before.jsonl")
+
+    async def run(step: str, *words: str) -> Any:
+        return await killed(lab, lab.group, step, *words, command="reset")
+
     calls = [f"{when} {name}" for name in ("open", "hold", "send") for when in ("before", "after")]
-    for step in (*calls, "before commit", "within commit 1", "within commit 5"):
-        answer = await killed(lab, lab.group, step, *words, command="reset")
-        found = [len(await lab.state(number)) for number in range(PARTITIONS)]
-        assert found in ([10, 3], [0, 0]), step
-        assert answer is None or answer["partitions"][0]["to"] == 0, step
-    await killed(lab, lab.group, "", *words, command="reset")
-    for number in range(PARTITIONS):
-        records = await lab.records(lab.changelog, number)
-        assert len([record for record in records if record.key == RESET_KEY]) == 1
-        assert decode_offset([record for record in records if record.key == OFFSET_KEY][-1]).offset == 0
+    for number, step in enumerate([*calls, "before commit", *(f"within commit {ms}" for ms in (0, 2, 10, 100))]):
+        file = f"{before}.{number}"
+        for words in (("--to", "earliest", "--state", "drop", "--backup", file), ("--restore", file)):
+            if not (step.startswith("within") and "--restore" in words):  # once it is undone, there is nothing to undo
+                await run(step, *words)
+            assert await run("", *words) is not None
+            rows = [len(await lab.state(0)), len(await lab.state(1))]
+            assert rows == ([10, 3] if "--restore" in words else [0, 0]), (step, words)
+    await run("", "--to", "earliest", "--state", "drop", "--no-backup")
     assert await lab.committed() == {0: 0, 1: 0}
     async with Running(lab.telling()) as running:
         await running.until_handled(10, 3)

@@ -262,7 +262,7 @@ def test_an_answer_that_is_lost_says_to_run_it_again(world: World, run: Kes, fil
 
 def test_a_file_with_another_state_is_not_written_over(world: World, run: Kes, file: str) -> None:
     run(*dropping(file, "--to", "0@4"))
-    assert "File exists" in run(*dropping(file), code=1).words
+    assert "is there, with another state than that of now: name another file" in run(*dropping(file), code=1).words
     assert "was not reset" not in run("--restore", file, "--yes", "--json").err
 
 
