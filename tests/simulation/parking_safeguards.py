@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from streams.core.origin import parked_origin
-from streams.core.parking import ParkedKeys, Queue
+from streams.core.parking import ParkedKeys, Queue, Queued, queue_name
 from streams.core.timers import Timer
-from streams.runtime.partition import hot_path
+from streams.runtime.partition import hot_path, parking_acts, timers
 from streams.runtime.partition.execution import Execution
+from streams.runtime.partition.heads_ahead import HeadsAhead
 from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.retirement import Retirement
+from streams.runtime.partition.state import Partition
+from streams.runtime.partition.timers import PartitionTimers
 
 from .member_safeguards import edited
-from .safeguards import instead, left_out
+from .safeguards import Patch, instead, left_out, missed, nothing
 
 Changes = dict[str, Timer | None]
 P = "parked"
@@ -55,3 +58,48 @@ edited(
     "attempts_ahead_end_with_the_first",
     Execution, "failed", "decision is Decision.RETRY", "False", "waits", P,
 )  # fmt: skip
+edited(
+    "finalizers_in_company_pass_parked_keys",
+    Retirement, "_goes_on", "and first.record.key not in parked", "", "P2", P,
+)  # fmt: skip
+left_out("donors_forget_the_queues_of_what_they_keep", Queue, "records", lambda self: iter(()), "P9", P)
+edited("copies_of_donors_have_no_queues", PartitionTimers, "contents", "in self._timers}", "in self._timers "
+       "if not parking.is_parked(timer.name)}", "P9", P)  # fmt: skip
+
+
+@missed("P9", P)
+def a_new_worker_keeps_the_queues_of_the_last(patch: Patch) -> None:
+    """Those of a partition that is restarted or given back: what was not committed is in them."""
+    kept = dict[tuple[int, int], ParkedKeys]()
+    adopt = Partition.adopt
+
+    def adopted(self: Any, restored: Any) -> None:
+        adopt(self, restored)
+        self.timers.parked = kept.setdefault((id(self.engine), self.partition), self.timers.parked)
+
+    patch.setattr(Partition, "adopt", adopted)
+
+
+edited(
+    "an_act_is_for_whatever_is_the_first_event",
+    parking_acts, "acted", "queue.state.head != seen.head", "False", "P7", P,
+)  # fmt: skip
+left_out(
+    "numbers_of_a_later_queue_begin_where_those_of_the_first_did",
+    Queued, "first_number", lambda self, now_ms: 0, "P7", P,
+)  # fmt: skip
+left_out("work_of_events_that_are_let_go_goes_on", HeadsAhead, "withdraw_gone", nothing, "P10", P)
+left_out("heads_that_were_found_are_tried_without_a_note", Queue, "must_be_noted", lambda *_: False, "P12", P)
+edited(
+    "heads_that_have_ended_a_process_are_due_at_once",
+    timers, "found_by", "if state.noted:", "if False:", "P12", P,
+)  # fmt: skip
+edited("notes_are_not_awaited", ParkedHeads, "_note", ", set_aside=name", "", "P12", P)
+left_out(
+    "events_without_key_share_a_queue",
+    Queued,
+    "queue_name",
+    property(lambda self: queue_name(self.key or b"")),
+    "P13",
+    P,
+)

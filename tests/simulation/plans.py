@@ -65,7 +65,7 @@ class Plan(Conditions, frozen=True, kw_only=True):
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
 JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
 AHEAD = frozenset(("Fetch", "Crunch", "Chained", "Turn", "Wobbly", "Hopeless", "ParkedTurn", "ParkedFetch"))
-PARKED_KINDS = ("Parked", "ParkedTurn", "ParkedFetch", "ParkedBulk", "Add")
+PARKED_KINDS = ("Parked", "ParkedTurn", "ParkedFetch", "ParkedBulk", "ParkedDeath", "Add")
 BULK_KINDS = (("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))
 CALLS = ("send", "commit", "flush", "abort", "init", "ask", "member", "leader")
 COMING = ("start", "start", "stop")
@@ -91,7 +91,7 @@ def _actions(rng: random.Random, kinds: tuple[str, ...], count: int) -> Actions:
     actions = []
     for at in _times(rng, count):
         kind = rng.choice(kinds)
-        name = "" if kind in ("outage", "forget", "move", "compact") else f" a{rng.randrange(3)}"
+        name = "" if kind in ("outage", "forget", "move", "compact", "operate") else f" a{rng.randrange(3)}"
         actions.append((at, kind + name))
     return tuple(actions)
 
@@ -333,7 +333,7 @@ APART: Profiles = {
         "records": 80,
         "patient": rng.random() < 0.2,
         "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
-        "actions": _actions(rng, (*COMING, "crash", "freeze", "evict", "compact"), 8),
+        "actions": _actions(rng, (*COMING, "crash", "freeze", "evict", "compact", "operate", "operate"), 10),
         "calm_at": 15.0,
     },
 }
