@@ -1,6 +1,6 @@
 """The bank with events that fail, and wait in the queues of their keys: those of a tenth of the accounts.
 
-While the file ``BANK_PARK`` is there, each of them fails; else one in five does, once or twice. ``BANK_STEP`` is a
+While the file ``BANK_PARK`` is there, each of them fails; else one in ten does, once or twice. ``BANK_STEP`` is a
 step of parking, ``name[:count]``: at its count-th passage the process is struck, or from then on at ``KES_FAULT``.
 ``BANK_SECRET``: the file of the group's secret; the member answers operators then, at an address of its own.
 """
@@ -93,7 +93,7 @@ def failing(deposit: Callable[..., None]) -> Callable[..., None]:
 
     def handle(ctx: EventContext[Any], event: Any) -> None:
         deposit(ctx, event)
-        if is_bad(event.account) and (ctx.attempt <= 2 - event.cents % 10 or broken.exists()):
+        if is_bad(event.account) and (ctx.attempt <= 2 - event.cents % 20 or broken.exists()):
             raise ConnectionError(f"no answer for {event.account}")
 
     return handle

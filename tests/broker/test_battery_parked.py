@@ -148,18 +148,21 @@ def test_killed_at_steps_of_parking(
     rng, folder, snapshots = random.Random(seed), tmp_path / "state", tmp_path / "snapshots"
     kept = {"BANK_FOLDER": str(folder), "BANK_SNAPSHOTS": str(snapshots)}
     settings = {**parked_bank.settings, **kept, "BANK_HANDLER": handler, "BANK_JOB_MS": "20"}
-    load = parked_bank.load(ENDLESS, KEYS, seed, 300)
+    load = parked_bank.load(ENDLESS, KEYS, seed, 150)
     for step, point in rng.sample(points, len(points)):
-        parked_bank.broken(step not in ("left", "opened") and rng.random() < 0.5)
+        parked_bank.broken(step not in ("left", "opened") and rng.random() < 0.25)
         passage, first = f"{step}:{rng.randrange(1, 4)}", f"{point}:1" if point else ""
         dies(parked_bank.start("victim", **settings, BANK_STEP=passage, KES_FAULT=first))
         print(f"killed at {passage} {first}: {parked_bank.handled()} of {parked_bank.produced} handled")
     parked_bank.broken(True)
     last = parked_bank.start("victim", **settings)
-    parked_bank.wait_progress(300)
+    parked_bank.wait_progress(200)
     load.stop()
     parked_bank.wait_handled()
-    wait_until(lambda: len(list(snapshots.rglob("manifest-*"))) > 0, "there are snapshots")
+    manifests = snapshots.rglob
+    wait_until(
+        lambda: len({path.parent for path in manifests("manifest-*")}) == parked_bank.partitions, "each has a snapshot"
+    )
     assert last.stop() == 0, last.last_words()
     changelog = parked_bank.entries()
     assert parked_bank.queued() > 0
