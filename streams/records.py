@@ -113,6 +113,25 @@ class IncomingRecord(msgspec.Struct, gc=False):
         """``topic[partition]@offset``, as error messages name it."""
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
+    @property
+    def as_received(self) -> IncomingRecord:
+        """The record as it is in its topic: another one where a rule has given it its type (``formats.TypeRule``)."""
+        return self
+
+
+class TypedRecord(IncomingRecord, gc=False, kw_only=True):
+    """A record with the type that a rule has given it, in our headers. ``value`` is that of the event, which may be a
+    part of the original's. ``reason``: why it has no type; ``is_refused``: it is to be read by no handler at all."""
+
+    original: IncomingRecord
+    reason: str = ""
+    is_refused: bool = False
+
+    @property
+    def as_received(self) -> IncomingRecord:
+        """The record as it is in its topic: it is what letters and queues keep."""
+        return self.original
+
 
 class Record(msgspec.Struct, gc=False):
     """A record to be sent.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from streams.kafka.writing.plain_producer import PlainProducer
 from streams.kafka.writing.slot import WireSlot
 from streams.model.group import Membership, TakeOver
 from streams.model.partitioners import PlaceOf
+from streams.model.topics import SentTo
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker, in_process, wait_for
 from streams.runtime.ports import Input
@@ -80,7 +81,7 @@ class KafkaConnections:
     def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
         self.cluster().partitioner_of = partitioners.get
 
-    def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
+    def records(self, topics: SentTo | None = None) -> EncodedTransaction:
         return EncodedTransaction(self.cluster(), self._config.timeouts.call_timeout_seconds, topics)
 
     def slot(self, transactional_id: str) -> WireSlot:

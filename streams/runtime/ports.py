@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from streams.model.group import GroupMetadata, Membership, TakeOver
 from streams.model.partitioners import PlaceOf
-from streams.model.topics import TopicIdentity, TopicSpec
+from streams.model.topics import SentTo, TopicIdentity, TopicSpec
 from streams.records import Acknowledgement, IncomingRecord, PolledPartition, Record
 
 if TYPE_CHECKING:  # types only: the interfaces must not load the clients
@@ -264,7 +264,7 @@ class Connections(Protocol):
 
     def worker(self, name: str) -> Blocking: ...
     async def in_process(self, function: Callable[..., T], *args: Any) -> T: ...
-    def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
+    def records(self, topics: SentTo | None = None) -> EncodedTransaction:
         """Make the encoder of one transaction's records, for its slot. ``topics``: the only ones that are sent to."""
         ...
 

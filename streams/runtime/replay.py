@@ -30,7 +30,9 @@ from streams.core.schedule import Schedule
 from streams.core.timers import Timer
 from streams.core.transaction import Transaction, Waiter
 from streams.errors import ConfigError, EventFailure, StreamsError
+from streams.formats.cloudevents import CloudEvents
 from streams.metrics import EventFailed, Measurement
+from streams.model.topics import TypesRecords
 from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord, Output, TopicPartition
 from streams.runtime.async_work.async_stage import Stages
@@ -53,7 +55,8 @@ logging.getLogger("streams.runtime.partition.execution").addFilter(lambda record
 
 class Program(msgspec.Struct, frozen=True):
     """The routes and settings of an event source, apart from its connections. ``interjections``: names of those that
-    are scheduled; ``inputs``: further topics that are read; ``lookups``: topics that are looked into."""
+    are scheduled; ``inputs``: further topics that are read; ``lookups``: topics that are looked into; ``types``: the
+    rule of the own topic; ``forms``: of topics that are written to."""
 
     config: EventSourceConfig
     routes: tuple[Route, ...]
@@ -63,6 +66,8 @@ class Program(msgspec.Struct, frozen=True):
     message_limit: int
     inputs: tuple[str, ...] = ()
     lookups: tuple[str, ...] = ()
+    types: TypesRecords | None = None
+    forms: dict[str, CloudEvents] = {}
 
     @property
     def fingerprint(self) -> tuple[tuple[str, ...], ...]:
@@ -71,7 +76,8 @@ class Program(msgspec.Struct, frozen=True):
         config = self.config
         where = ("config", config.group_id, config.topic, str(config.num_partitions), str(config.decode_policy))
         routes = [*self.routes, *([self.default] if self.default is not None else [])]
-        return (where, *(_described(route) for route in routes), ("interjections", *self.interjections))
+        types = () if self.types is None else (("types", self.types.title),)
+        return (where, *types, *(_described(route) for route in routes), ("interjections", *self.interjections))
 
 
 def refuse_several_inputs(what: str, inputs: Collection[str], lookups: Collection[str] = ()) -> None:
@@ -179,6 +185,8 @@ class PartitionReplay:
         self._completed = Completed([], set(), [])
         self._check_order(records)
         records = [record for record in records if record.offset >= self.watermark]
+        if self.router.types is not None:
+            records = self.router.types.received(records)
         await self._all(records)
         return self._completed
 
@@ -343,6 +351,7 @@ def _described(route: Route) -> tuple[str, ...]:
 def _without_waiting(program: Program) -> Router:
     """Make the same routes, with as many attempts, and no time between them."""
     router = Router()
+    router.types, router.forms = program.types, program.forms
     for route in program.routes:
         router.add(_copy(route))
     if program.default is not None:

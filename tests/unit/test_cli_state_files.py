@@ -307,7 +307,7 @@ def test_import_and_migrate_leave_rows_of_joined_tables_alone(
     monkeypatch.setattr(state_writing, "position_of", lambda *_: None)
     monkeypatch.setattr(state_writing, "state_of", lambda *_: {0: there})
     written: list[dict[bytes, bytes | None]] = []
-    monkeypatch.setattr(state_writing, "_check_sizes", lambda changes, *_: written.append(changes))
+    monkeypatch.setattr(state_writing, "check_sizes", lambda changes, *_: written.append(changes))
     file = state_sources.StateAt(5, {b"k": b'{"cents":2}', bob: value})
     monkeypatch.setattr(state_writing, "from_export", lambda *_: {0: file})
     broker = "--bootstrap-servers", "nowhere:1"

@@ -7,7 +7,7 @@ topic that is not known yet, or a record that is refused, ends it; ``complete`` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from streams.errors import RecordsRefused, TransactionFailed
@@ -17,6 +17,7 @@ from streams.kafka.wire.cluster import UNKNOWN_SECONDS, Cluster
 from streams.kafka.wire.codes import Code
 from streams.kafka.wire.messages import PartitionError
 from streams.kafka.writing.record_batch import EncodedRecords, Part, in_bytes
+from streams.model.topics import SentTo
 from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
 
 _CHECK_SECONDS: Final = 0.001
@@ -27,7 +28,7 @@ class EncodedTransaction:
     """The records of one attempt to send a transaction. On the loop. ``encoded`` is what a slot sends. ``topics``: the
     only ones that are sent to; ``None``: any."""
 
-    def __init__(self, cluster: Cluster, timeout_seconds: float, topics: Collection[str] | None = None) -> None:
+    def __init__(self, cluster: Cluster, timeout_seconds: float, topics: SentTo | None = None) -> None:
         self.encoded = EncodedRecords(cluster.placements, cluster.settings.message_limit)
         self.written: list[tuple[Sequence[Part], Mapping[tuple[str, int], int]]] = []
         """The batches that were sent, round by round, and the offset of the first record of each that is in its log."""
@@ -103,8 +104,8 @@ class EncodedTransaction:
         """Look for the topic of a record that was not taken, if it is not known yet, or its metadata are older than
         ``since`` (the loop's time). Raise where waiting does not help."""
         topic, cluster = output.topic, self._cluster
-        if self._topics is not None and topic not in self._topics:  # never looked for, so no encoder ever knows it
-            raise RecordsRefused("produce", [RefusedRecord(topic, "REFUSED", _undeclared(topic), True, output)])
+        if self._topics is not None and (why := self._topics.refusal(topic)):  # never looked for: no encoder knows it
+            raise RecordsRefused("produce", [RefusedRecord(topic, "REFUSED", why, True, output)])
         refusal = self.encoded.refusal(record)
         if refusal is not None:
             refused = RefusedRecord(topic, "REFUSED", str(refusal), True, output)
@@ -123,13 +124,6 @@ class EncodedTransaction:
             if answers.PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:
                 raise RecordsRefused("produce", [answers.refused_record(topic, -1, code, "", output)])
         cluster.check_patience(topic, self._timeout)
-
-
-def _undeclared(topic: str) -> str:
-    return (
-        f"the topic {topic!r} is not declared, and the event source declares its outputs: add source.output({topic!r}) "
-        "or correct the name"
-    )
 
 
 def _beyond(record: Output, output: Output, count: int) -> RefusedRecord:

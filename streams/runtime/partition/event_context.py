@@ -13,6 +13,7 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RegistrationError, StoreError
 from streams.events import event_type_of
+from streams.formats.cloudevents import CloudEvent, attributes_of
 from streams.outcomes import ExecutionState
 from streams.records import Change, Record
 from streams.runtime.changelog import encode_timer
@@ -68,6 +69,11 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
     def is_interjection(self) -> bool:
         """Check whether this is work without an input record: scheduled, requested, or a timer's (see ``timer``)."""
         return self.input is None
+
+    @property
+    def cloudevent(self) -> CloudEvent | None:
+        """The attributes of the input record, if it is a CloudEvent; ``None``: it is none, or there is none."""
+        return attributes_of(self.input)
 
     if TYPE_CHECKING:  # the leaf's function
 

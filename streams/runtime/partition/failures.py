@@ -9,7 +9,7 @@ from streams.core.origin import Origin
 from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused, StateUnreadable
 from streams.logs import Trace, exception_info
-from streams.records import TYPE_HEADER, Change, IncomingRecord
+from streams.records import TYPE_HEADER, Change, IncomingRecord, TypedRecord
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +87,8 @@ def describe_type(record: IncomingRecord) -> str:
     """Describe the type of a record without a handler."""
     raw = record.header(TYPE_HEADER)
     if raw is None:
+        if isinstance(record, TypedRecord):
+            return record.reason
         return f"the record has no type header ({TYPE_HEADER})"
     return f"no handler for the event type {raw[:64].decode(errors='replace')!r}"
 

@@ -84,6 +84,8 @@ class ParkedHeads:
             record = as_record(timer, partition.topic_partition)
         else:
             record = as_parked_record(head, partition.partition)
+            if (spec := partition.specs.get(record.topic)) is not None:
+                [record] = spec.received([record])
         with self._execution.traced(record):
             await self._try(queue, record, timer)
 

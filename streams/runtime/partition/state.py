@@ -18,6 +18,7 @@ from streams.model.topics import InputSpec
 from streams.protocols import JournalledStore
 from streams.records import IncomingRecord, TopicPartition, shown_key
 from streams.runtime.changelog import OffsetRecord, TopicIds
+from streams.runtime.partition.formed_outputs import NO_FORMS, forming
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.timers import PartitionTimers
 from streams.sak.murmur2 import partition_of
@@ -70,7 +71,8 @@ class Partition:
         self.input_ids: tuple[str, ...] = ()
         self.watermark = -1
         self.committed: Position = -1
-        self.specs: Mapping[str, InputSpec] = {}  # of further inputs, by their topics
+        self.specs: Mapping[str, InputSpec] = {}  # of further inputs, and of a topic with a rule, by their topics
+        self.forms = NO_FORMS  # of topics that are written to otherwise than with our headers
         self.timers = timers
         self.timekeeper: Any = None  # of a store that goes by the time of its events (``timekeeping.Timekeeper``)
         self.failures = KnownFailures()
@@ -94,6 +96,8 @@ class Partition:
         self.before_event = getattr(self.store, "before_event", None) if self.is_journalled else None
         if self.before_event is not None and hasattr(self.store, "timekeeper"):
             self.store.timekeeper = self.timekeeper
+        if self.forms:
+            self.before_event = forming(self.forms, self.before_event)
 
     def _warn_of_strays(self) -> None:
         """Warn of parked keys that belong into another partition: nothing there knows that they are parked."""

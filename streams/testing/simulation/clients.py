@@ -18,7 +18,7 @@ from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
 from streams.model.partitioners import PlaceOf
-from streams.model.topics import TopicSpec
+from streams.model.topics import SentTo, TopicSpec
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
 from streams.settings.config import EventSourceConfig
@@ -61,7 +61,7 @@ class SimConnections:
     def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
         self._cluster.partitioner_of = partitioners.get
 
-    def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
+    def records(self, topics: SentTo | None = None) -> EncodedTransaction:
         return EncodedTransaction(self._cluster, self.config.timeouts.call_timeout_seconds, topics)
 
     def slot(self, transactional_id: str) -> WireSlot:
