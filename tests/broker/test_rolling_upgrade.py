@@ -161,6 +161,7 @@ def test_the_code_of_before_refuses_partitions_with_parked_keys(
     group.broken(True)
     load = group.load(ENDLESS, KEYS, seed, 200)
     owner = group.start("this", **new)
+    group.wait_progress(1_000)
     wait_until(lambda: all(group.parked_keys()), "a key is parked in each partition")
     other = group.start("before", **old)
     wait_until(lambda: other.times(REFUSED) > 0, "its copies are refused by name")

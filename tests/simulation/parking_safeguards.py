@@ -9,15 +9,13 @@ from streams.core.parking import ParkedKeys, Queue, Queued, queue_name
 from streams.core.timers import Timer
 from streams.runtime.partition import hot_path, parking_acts, timers
 from streams.runtime.partition.execution import Execution
-from streams.runtime.partition.heads_ahead import HeadsAhead
 from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.retirement import Retirement
 from streams.runtime.partition.state import Partition
-from streams.runtime.partition.timers import PartitionTimers
 
 from .member_safeguards import edited
-from .safeguards import Patch, instead, left_out, missed, nothing
+from .safeguards import Patch, instead, left_out, missed
 
 Changes = dict[str, Timer | None]
 P = "parked"
@@ -58,13 +56,7 @@ edited(
     "attempts_ahead_end_with_the_first",
     Execution, "failed", "decision is Decision.RETRY", "False", "waits", P,
 )  # fmt: skip
-edited(
-    "finalizers_in_company_pass_parked_keys",
-    Retirement, "_goes_on", "and first.record.key not in parked", "", "P2", P,
-)  # fmt: skip
-left_out("donors_forget_the_queues_of_what_they_keep", Queue, "records", lambda self: iter(()), "P9", P)
-edited("copies_of_donors_have_no_queues", PartitionTimers, "contents", "in self._timers}", "in self._timers "
-       "if not parking.is_parked(timer.name)}", "P9", P)  # fmt: skip
+left_out("donors_forget_the_queues_of_what_they_keep", Queue, "records", lambda self: iter(()), "P9", P, seed=87)
 
 
 @missed("P9", P)
@@ -88,7 +80,6 @@ left_out(
     "numbers_of_a_later_queue_begin_where_those_of_the_first_did",
     Queued, "first_number", lambda self, now_ms: 0, "P7", P,
 )  # fmt: skip
-left_out("work_of_events_that_are_let_go_goes_on", HeadsAhead, "withdraw_gone", nothing, "P10", P)
 left_out("heads_that_were_found_are_tried_without_a_note", Queue, "must_be_noted", lambda *_: False, "P12", P)
 edited(
     "heads_that_have_ended_a_process_are_due_at_once",
