@@ -40,7 +40,7 @@ from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.ownership.topic_watch import TopicWatch
 from streams.runtime.partition.delivery import typed
-from streams.runtime.partition.failures import trace_of
+from streams.runtime.partition.failures import no_foreign_cancellation, trace_of
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
@@ -256,7 +256,7 @@ class Engine:
 
         async def guarded() -> None:
             try:
-                await task()
+                await no_foreign_cancellation(task)
             except Exception as error:
                 self.fail(error, drain=drain)
 

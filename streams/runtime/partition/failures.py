@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Awaitable, Callable
+
+import anyio
 
 from streams.core.origin import Origin
 from streams.core.policy import FINAL, Answered, Failure, text_of
@@ -36,6 +40,19 @@ def cancelled_inside(error: BaseException) -> RuntimeError:
     )
     wrapped.__cause__ = error
     return wrapped
+
+
+async def no_foreign_cancellation(run: Callable[[], Awaitable[None]], *, caller_may_cancel: bool = False) -> None:
+    """Run what may call the user's functions. A ``CancelledError`` ends a whole group of tasks without a word: one that
+    neither a scope around it has sent, nor its caller where there is one, becomes an error."""
+    try:
+        await run()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        by_caller = caller_may_cancel and task is not None and task.cancelling() > 0
+        if by_caller or anyio.current_effective_deadline() == -math.inf:
+            raise
+        raise cancelled_inside(error) from error
 
 
 def of_policy(error: BaseException, where: str) -> Exception:
