@@ -92,7 +92,7 @@ class Judge:
             self._compare(f"state of {log.partition}", state, self._state(log.partition))
             dead = self._broker.log(DEAD_LETTERS, log.partition)
             there = [record.value for record in dead.committed(0, dead.end)]
-            if self._plan.parks:  # an operator's letters come when he asks
+            if self._plan.struck:  # an operator's letters come when he asks
                 letters.sort()
                 there.sort()
             self._compare(f"dead letters of {log.partition}", letters, there)

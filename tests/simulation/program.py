@@ -238,7 +238,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         ),
         state=_state(process),
         parking=parked_program.bounds(process.rng) if plan.parks else ParkingConfig(),
-        queries=QueryConfig(operate=plan.parks),
+        queries=QueryConfig(operate=plan.struck),
         on_partition_activated=lambda partition: process.note("active", partition),
         metrics_handler=process.measured,
     )
@@ -399,7 +399,7 @@ def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes | None, 
         amount = rng.choice((0, 1, 2, 3)) if fails else rng.randint(1, 9)
         if plan.timers and kind == "Add" and amount > 5:
             kind = "Alarm"
-        is_alone = plan.parks and kind.startswith("Parked") and rng.random() < 0.1
+        is_alone = plan.struck and kind.startswith("Parked") and rng.random() < 0.1
         event = KINDS[kind](f"alone{place}" if is_alone else f"k{number}", amount)
         described, key = event_type_of(KINDS[kind]), None if is_alone else event.key.encode()
         yield number % plan.partitions, key, described.encode(event), described.headers
