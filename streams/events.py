@@ -16,7 +16,7 @@ only looked up and decoded, never imported or executed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from typing import Any, Final, Generic, TypeVar, cast, overload
 
 import msgspec
@@ -31,9 +31,13 @@ from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, Record
 from streams.sak.users_code import calling_location, location_of
 
 T = TypeVar("T")
-Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+Upcaster = Callable[[dict[str, Any]], Any]
+Parts = list[tuple[type[Any] | str, dict[str, Any]]]
+"""Events that an upcaster has made of one: the class or the name of each, and its dict."""
 U = TypeVar("U", bound=Upcaster)
 
+MOST_PARTS: Final = 10_000
+"""Events that upcasters make of one, at most."""
 LONGEST_NAME: Final = 255
 """Bytes of an event's name, at most: it travels with every record."""
 
@@ -55,12 +59,27 @@ class EventType(Generic[T]):
         "headers",
         "kinds",
         "name",
+        "names",
+        "splits",
         "version",
     )
 
-    def __init__(self, cls: type[T], name: str, version: int, codec: Codec[T], upcasters: dict[int, Upcaster]) -> None:
+    def __init__(
+        self,
+        cls: type[T],
+        name: str,
+        version: int,
+        codec: Codec[T],
+        upcasters: dict[int, Upcaster],
+        aliases: Iterable[str] = (),
+        splits: Set[int] = frozenset(),
+    ) -> None:
         self.cls = cls
         self.name = name
+        self.names = (name, *aliases)
+        """The name that is written, and those that are read besides."""
+        self.splits = splits
+        """The versions whose upcaster makes several events, or none."""
         self.version = version
         self.headers: Headers = [(TYPE_HEADER, name.encode())]
         if version > 1:
@@ -105,10 +124,48 @@ class EventType(Generic[T]):
         codec: Any = self._codec
         plain = codec.decode_dict(value)
         for step in range(version, self.version):
+            if step in self.splits:
+                raise DecodeError(
+                    f"{self.name}: the upcaster from version {step} makes several events of one, which only an event "
+                    "source handles"
+                )
             plain = self._upcast(plain, step)
         return cast(T, codec.from_dict(plain))
 
-    def _upcast(self, plain: dict[str, Any], step: int) -> dict[str, Any]:
+    def parts(self, value: bytes | None, version: int) -> Parts:
+        """Return what the upcasters make of a value of an older version, each event of its present version. Raises
+        ``DecodeError``."""
+        if value is None or not 1 <= version < self.version:
+            self._decode_other(value, version)  # which says why not
+        codec: Any = self._codec
+        done: Parts = []
+        self._bring_up(codec.decode_dict(value), version, done)
+        return done
+
+    def _bring_up(self, plain: dict[str, Any], version: int, done: Parts) -> None:
+        for step in range(version, self.version):
+            plain = self._upcast(plain, step)
+            if step in self.splits:
+                parts: Parts = self._checked_parts(plain, step)
+                for target, part in parts:
+                    if target is self.cls or target in self.names:  # of the next version, and goes on from there
+                        self._bring_up(part, step + 1, done)
+                    else:
+                        done.append((target, part))
+                if len(done) > MOST_PARTS:
+                    raise DecodeError(f"{self.name}: upcasters make more than {MOST_PARTS} events of one")
+                return
+        done.append((self.cls, plain))
+
+    def _checked_parts(self, given: Any, step: int) -> Parts:
+        parts = [part for part in given if isinstance(part, tuple) and len(part) == 2]
+        if len(parts) != len(given) or not all(isinstance(part[0], type | str) for part in parts):
+            raise DecodeError(
+                f"{self.name}: the upcaster from version {step} returned something else than (class or name, dict)"
+            )
+        return parts
+
+    def _upcast(self, plain: dict[str, Any], step: int) -> Any:
         upcast = self._upcasters.get(step)
         if upcast is None:
             raise DecodeError(
@@ -121,9 +178,11 @@ class EventType(Generic[T]):
             raise
         except Exception as error:
             raise DecodeError(f"{self.name}: the upcaster from version {step} failed: {reason(error)}") from error
-        if not isinstance(result, dict):
+        wanted = list if step in self.splits else dict
+        if not isinstance(result, wanted):
             raise DecodeError(
-                f"{self.name}: the upcaster from version {step} returned {type(result).__name__}, not a dict"
+                f"{self.name}: the upcaster from version {step} returned {type(result).__name__}, not a "
+                f"{wanted.__name__}"
             )
         return result
 
@@ -136,6 +195,8 @@ class _Declaration(msgspec.Struct):
     codec: Any
     upcasters: dict[int, Upcaster]
     allow_lossy: Collection[str] = ()
+    aliases: tuple[str, ...] = ()
+    splits: set[int] = set()
 
 
 _declared: Final[dict[type, _Declaration]] = {}
@@ -148,7 +209,13 @@ def event_type(cls: type[T], /) -> type[T]: ...
 
 @overload
 def event_type(
-    name: str | None = None, /, *, version: int = 1, codec: Codec[Any] | None = None, allow_lossy: Collection[str] = ()
+    name: str | None = None,
+    /,
+    *,
+    version: int = 1,
+    codec: Codec[Any] | None = None,
+    allow_lossy: Collection[str] = (),
+    aliases: tuple[str, ...] = (),
 ) -> Callable[[type[T]], type[T]]: ...
 
 
@@ -159,35 +226,55 @@ def event_type(
     version: int = 1,
     codec: Codec[Any] | None = None,
     allow_lossy: Collection[str] = (),
+    aliases: tuple[str, ...] = (),
 ) -> type[T] | Callable[[type[T]], type[T]]:
     """Declare an event class: its name on the wire (default: the class's), version (default 1) and codec. May stand
     without brackets.
 
     The codec is JSON unless given; a class that is no dataclass, ``msgspec.Struct`` or pydantic model needs one. Put
-    it above ``@dataclass``. ``allow_lossy`` is handed to ``codec_for``, which makes the codec. Raises
-    ``RegistrationError``. Two classes may have one name: one event source takes only one of them.
+    it above ``@dataclass``. ``aliases`` are further names that are read, and never written. ``allow_lossy`` is handed
+    to ``codec_for``, which makes the codec. Raises ``RegistrationError``. Two classes may have one name: one event
+    source takes only one of them.
     """
     if isinstance(name, type):
-        return _declare(name, name.__name__, version, codec, allow_lossy)
+        return _declare(name, name.__name__, version, codec, allow_lossy, aliases)
 
     def decorate(cls: type[T]) -> type[T]:
-        return _declare(cls, cls.__name__ if name is None else name, version, codec, allow_lossy)
+        return _declare(cls, cls.__name__ if name is None else name, version, codec, allow_lossy, aliases)
 
     return decorate
 
 
-def _declare(cls: type[T], name: str, version: int, codec: Codec[Any] | None, allow_lossy: Collection[str]) -> type[T]:
+def _declare(
+    cls: type[T],
+    name: str,
+    version: int,
+    codec: Codec[Any] | None,
+    allow_lossy: Collection[str],
+    aliases: tuple[str, ...],
+) -> type[T]:
     if cls in _declared:
         raise RegistrationError(f"{cls.__qualname__} is an event type already: {_declared[cls].name!r}")
     if cls in _ready:
         raise RegistrationError(f"{cls.__qualname__} was used as an event before @event_type was applied to it")
-    _check_name(cls, name)
+    for each in (name, *_checked_aliases(cls, name, aliases)):
+        _check_name(cls, each)
     if type(version) is not int or version < 1:
         raise RegistrationError(f"{cls.__qualname__}: version={version!r}; versions are integers from 1")
     if codec is None:
         _check_class(cls)
-    _declared[cls] = _Declaration(name, version, codec, {}, allow_lossy)
+    _declared[cls] = _Declaration(name, version, codec, {}, allow_lossy, aliases, set())
     return cls
+
+
+def _checked_aliases(cls: type, name: str, aliases: Any) -> tuple[str, ...]:
+    is_fine = isinstance(aliases, tuple) and all(isinstance(alias, str) for alias in aliases)
+    if not is_fine or len({name, *aliases}) <= len(aliases):
+        raise RegistrationError(
+            f"{cls.__qualname__}: aliases={aliases!r}; they are a tuple of further names, each once, and not {name!r}"
+        )
+    checked: tuple[str, ...] = aliases
+    return checked
 
 
 def _check_name(cls: type, name: str) -> None:
@@ -209,9 +296,14 @@ def _check_class(cls: type) -> None:
         )
 
 
-def upcaster(cls: type, *, from_version: int) -> Callable[[U], U]:
+def upcaster(cls: type, *, from_version: int, many: bool = False) -> Callable[[U], U]:
     """Register a function as the step from one version of an event to the next. It gets the decoded dict, and may
     change it.
+
+    ``many=True``: it returns a list of (class or name of an event type, dict) instead: several events, or none. An
+    event source handles them one after the other as one event: they take effect together or not at all. A dict of the
+    class itself is of the next version; others are of the present versions of their classes. Handlers of such events,
+    and of their parts, have their turn: no ``concurrency=``, ``batch=`` or ``blocking=``.
 
     Steps are chained up to the class's version. Raises ``RegistrationError`` if the class is not declared with a higher
     version, if the step exists already, or if the class's codec has no dict form (JSON, msgpack and pydantic have one).
@@ -231,6 +323,8 @@ def upcaster(cls: type, *, from_version: int) -> Callable[[U], U]:
         if from_version in steps:
             raise RegistrationError(f"{declaration.name} has an upcaster from version {from_version} already")
         steps[from_version] = function
+        if many:
+            declaration.splits.add(from_version)
         return function
 
     return register
@@ -321,7 +415,9 @@ def _prepare(cls: type[T]) -> EventType[T]:
         codec: Codec[T] = declaration.codec or codec_for(cls, allow_lossy=declaration.allow_lossy)
     except ConfigError as error:
         raise RegistrationError(f"event type {declaration.name}: {error}") from error
-    return _ready.setdefault(cls, EventType(cls, declaration.name, declaration.version, codec, declaration.upcasters))
+    known = declaration
+    made = EventType(cls, known.name, known.version, codec, known.upcasters, known.aliases, known.splits)
+    return _ready.setdefault(cls, made)
 
 
 def parse_version(header: bytes | None) -> int:

@@ -113,6 +113,25 @@ class IncomingRecord(msgspec.Struct, gc=False):
         """``topic[partition]@offset``, as error messages name it."""
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
+    @property
+    def as_received(self) -> IncomingRecord:
+        """The record as it is in its topic: another one where a rule has given it its type (``formats.TypeRule``)."""
+        return self
+
+
+class TypedRecord(IncomingRecord, gc=False, kw_only=True):
+    """A record with the type that a rule has given it, in our headers. ``value`` is that of the event, which may be a
+    part of the original's. ``reason``: why it has no type; ``is_refused``: it is to be read by no handler at all."""
+
+    original: IncomingRecord
+    reason: str = ""
+    is_refused: bool = False
+
+    @property
+    def as_received(self) -> IncomingRecord:
+        """The record as it is in its topic: it is what letters and queues keep."""
+        return self.original
+
 
 class Record(msgspec.Struct, gc=False):
     """A record to be sent.
@@ -214,6 +233,15 @@ class WindowOutput(Output, gc=False):
     def blamed(self) -> int:
         """Return the origin of the window."""
         return self.window
+
+
+class OwnSample(Output, gc=False, kw_only=True):
+    """A value of a metric of the source's own. It is no record: it goes with the outputs of its event as far as the
+    transaction, and is counted when that is committed (``source.metric``)."""
+
+    name: str
+    amount: float
+    labels: tuple[str, ...]
 
 
 class RefusedRecord(NamedTuple):

@@ -4,13 +4,15 @@ The transaction is as one of ``kes skip`` (see there why no member can come betw
 it before the group is looked at for the second time, and only then the changelog is read to its end. It holds an offset
 record and a begin record of each partition, so all of them begin, or none. Offsets of another group that is taken over
 (``--from-group``) are pending, too: a member of it that waits for stable offsets does not go on in between, and one
-that does not wait is seen by what it has committed.
+that does not wait is seen by what it has committed. State that comes along (``foreign_state``) is in the transaction,
+too, however much of it there is: a command that was killed leaves none of it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -29,16 +31,16 @@ from streams.cli.cluster import (
     source_admin_of,
 )
 from streams.cli.console import complain, emit, notices, plain_table, print_whole
-from streams.cli.skip import slot_of
-from streams.cli.start_places import StartRequest, beginnings, request_of
-from streams.errors import OffsetError, TopicError, TransactionFailed
-from streams.kafka.questions.admin import TopicAdmin, Watermarks
+from streams.cli.foreign_state import ForeignState, state_request_of
+from streams.cli.skip import TRANSACTION_SECONDS, slot_of
+from streams.cli.start_places import LONG_SECONDS, At, StartRequest, beginnings, places_in, request_of
+from streams.errors import OffsetError, TransactionFailed
+from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.questions.group_view import NONE, GroupView
 from streams.kafka.writing.blocking import BlockingSlot
 from streams.looks.committing import IN_DOUBT, transaction
-from streams.model.places import EARLIEST, LATEST
-from streams.records import Output
+from streams.records import Change, Output, changelog_record
 from streams.runtime.changelog import BEGIN_KEY, OFFSET_KEY, BeginRecord, beginning, decode_begin, decode_offset
 from streams.runtime.source_topics import INPUT
 from streams.settings.config import EventSourceConfig
@@ -47,10 +49,6 @@ from streams.source.event_source import EventSource
 _WRITER: Final = "kes offsets start"
 _AGAIN: Final = "Run it again: it begins the source, or says that it has begun"
 _ANEW: Final = "Another group_id begins anew; or delete the group's offsets and the changelog"
-_MOST_NAMED: Final = 5
-
-At = dict[str, dict[int, tuple[int, str]]]
-"""By input and partition: the first offset, and the text of the place that says so."""
 
 
 def start(
@@ -82,7 +80,26 @@ def start(
             help="With --from-group: take out this static member, which was stopped. Repeatable.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the places without writing them.")] = False,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            metavar="FORMAT:TOPIC",
+            help="With --from-group: take the rows of this changelog along (such as "
+            "kafka-streams:old-accounts-changelog). Repeatable.",
+        ),
+    ] = None,
+    rows: Annotated[
+        str,
+        typer.Option("--rows", metavar="MODULE:FUNCTION", help="f(store, row), which puts a row into the store."),
+    ] = "",
+    stopped_cleanly: Annotated[
+        bool, typer.Option("--stopped-cleanly", help="Rows and offsets belong together, although nothing proves it.")
+    ] = False,
+    keep_unplaced: Annotated[
+        bool, typer.Option("--keep-unplaced", help="Take rows whose keys belong to other partitions (murmur2).")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show places and rows without writing them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -102,29 +119,33 @@ def start(
     if remove_member and not from_group:
         raise typer.BadParameter("--remove-member needs --from-group", param_hint="--remove-member")
     wanted = request_of(config, inputs, at or [], like_group, from_group, missing)
+    asked = state_request_of(
+        state or [], rows, from_group, stopped_cleanly=stopped_cleanly, keep_unplaced=keep_unplaced
+    )
     with (
         admin_of(config.bootstrap_servers, config, timeout) as admin,
         source_admin_of(config, admin, timeout) as source_admin,
         GroupChecks(config, seconds=timeout) as checks,
     ):
-        command = _Start(found, config, [config.topic, *inputs], wanted, checks, admin, source_admin, timeout)
+        foreign = None if asked is None else ForeignState(asked, found, config, checks, admin, timeout)
+        command = _Start(found, config, [config.topic, *inputs], wanted, checks, admin, source_admin, foreign, timeout)
         group: GroupView | None = None
         places = command.begun()
         is_new = places is None
         if places is None and dry_run:
-            group, places = command.look()
+            group, places = command.look(rows=True)
         elif places is None:
             if remove_member:
                 checks.remove_static(from_group, remove_member)
-            with slot_of(config, "kes-start", timeout) as slot:
+            with slot_of(config, "kes-start", timeout, LONG_SECONDS if foreign else TRANSACTION_SECONDS) as slot:
                 # What an earlier run has left open is ended by now: it may have begun the source after all.
                 places = command.begun()
                 is_new = places is None
                 if places is None:
-                    group, places = command.look()
+                    group, places = command.look(rows=not yes)
                     if not yes:
                         print_whole(notices(), _table(places))
-                        notices().print(Text(_warning(config, wanted, group)), soft_wrap=True)
+                        notices().print(Text(_warning(config, wanted, group, foreign)), soft_wrap=True)
                         typer.confirm(f"Begin {config.group_id} at these places?", abort=True, err=True)
                     command.write(slot, places, group)
         timestamps = command.timestamps()
@@ -143,12 +164,15 @@ def start(
             "from_group": wanted.group,
             "from_group_is_alive": bool(group and group.members),
             "not_read": unread,
+            **({"state": foreign.facts()} if foreign and is_new else {}),
         },
         json,
         lambda: _table(places),
     )
     begun = "begun" if is_new else "it has begun there before: nothing was written"
     lines = ["nothing was written" if is_new and dry_run else begun]
+    if foreign and is_new:
+        lines.append(foreign.shown)
     if timestamps:
         lines.append(f"times are those of {timestamps} (message.timestamp.type)")
     if unread:
@@ -169,9 +193,12 @@ class _Start:
         checks: GroupChecks,
         admin: TopicAdmin,
         source_admin: TopicAdmin,
+        foreign: ForeignState | None,
         timeout: float,
     ) -> None:
-        """``topics``: the inputs that can begin anywhere, the source's own first."""
+        """``topics``: the inputs that can begin anywhere, the source's own first. ``foreign``: the state, if some comes
+        along."""
+        self._foreign = foreign
         self._source, self._config, self._topics, self._wanted = source, config, topics, wanted
         self._checks, self._admin, self._source_admin, self._timeout = checks, admin, source_admin, timeout
         self._numbers = list(range(config.num_partitions))
@@ -194,7 +221,8 @@ class _Start:
         found = beginnings(self._checks, config, self._admin.watermarks(config.changelog, None, self._timeout))
         places: At = {topic: {} for topic in self._topics}
         for number, record in sorted(found.items()):
-            is_same = record.how == self._wanted.how and record.at.keys() == places.keys()
+            state = self._foreign.texts if self._foreign else ()
+            is_same = (record.how, record.state) == (self._wanted.how, state) and record.at.keys() == places.keys()
             for topic in self._topics if is_same else ():
                 same = [self._wanted.place(topic, number, config.topic, offset, 0) for offset in (0, None)]
                 is_same = is_same and record.places.get(topic) in [one[1] for one in same if one is not None]
@@ -206,13 +234,18 @@ class _Start:
                 )
         return places if len(found) == len(self._numbers) else None
 
-    def look(self) -> tuple[GroupView | None, At]:
-        """Return the group that is begun like, if one is, and the places. Raises ``OffsetError`` for a past, or a
-        place that is not there."""
+    def look(self, *, rows: bool) -> tuple[GroupView | None, At]:
+        """Return the group that is begun like, if one is, and the places. ``rows``: look at all rows that come along,
+        too. Raises ``OffsetError`` for a past, or a place that is not there, and as ``ForeignState``."""
         offsets, group = self._offsets()
         self._checks.refuse_if_alive()
         self._refuse_past(lambda name: self._checks.committed(self._numbers, name))
-        return group, self._places(offsets)
+        places = places_in(self._config, self._topics, self._wanted, self._source_admin, self._timeout, offsets)
+        if self._foreign is not None:
+            self._foreign.check(self._wanted.group, places)
+            if rows:
+                self._foreign.read(places)
+        return group, places
 
     def write(self, slot: BlockingSlot, places: At, group: GroupView | None) -> None:
         """Begin there. Raises ``OffsetError`` when a member came between, and ``TransactionFailed``."""
@@ -222,7 +255,6 @@ class _Start:
         needed = [spec for spec in self._source.specs() if spec.name in names]
         if missing := [spec for spec in needed if self._admin.identity(spec.name, self._timeout) is None]:
             checks.create(missing)
-        records = self._records(places)
         offsets = {topic: {number: at for number, (at, _) in found.items()} for topic, found in places.items()}
         try:
             with transaction(slot, _AGAIN, complain):
@@ -232,7 +264,16 @@ class _Start:
                 for topic, found in offsets.items():
                     checks.hold(slot, found, self._name_of(topic))
                 self._refuse_change(group)
-                slot.send(records)
+                if (foreign := self._foreign) is not None:
+                    foreign.check(wanted.group, places)
+                begun = self._records(places, exact=foreign is None or foreign.exact)
+                if foreign is not None:
+                    # The begin records come first, where a look finds them, and the positions last, as always.
+                    slot.send([begin for begin, _ in begun])
+                    for _, some in foreign.partitions(places):
+                        slot.send(some)
+                    self._refuse_gone_on(group)  # the rows may have taken minutes
+                slot.send([each for pair in begun for each in (pair[1:] if foreign else pair)])
         except TransactionFailed as error:
             if error.kind in IN_DOUBT:
                 raise OffsetError(f"{error}. Whether the source has begun is not known: run it again") from error
@@ -284,63 +325,29 @@ class _Start:
     def _refuse_change(self, group: GroupView | None) -> None:
         """Look once more, while all offsets are pending."""
         own = self._checks.refuse_if_alive()
+        self._refuse_gone_on(group)
+        self._refuse_past(lambda name: own.committed.get(name, {}))
+
+    def _refuse_gone_on(self, group: GroupView | None) -> None:
+        """Raise ``OffsetError`` if the group that is taken over has members, or other offsets than before."""
         if self._wanted.takes_over and group is not None:
-            now = self._checks.resting(group.group)
+            # Members of the own group that join behind the hold are those of the source, and wait.
+            now = self._checks.described(group.group) if self._is_own else self._checks.resting(group.group)
             for topic in self._topics:
                 if now.committed.get(topic, {}) != group.committed.get(topic, {}):
                     raise OffsetError(
                         f"group {group.group} has gone on in {topic} meanwhile: stop it, and run this again"
                     )
-        self._refuse_past(lambda name: own.committed.get(name, {}))
 
-    def _places(self, offsets: Mapping[str, Mapping[int, int | None]]) -> At:
-        """Return the places. Raises ``OffsetError`` for those that are not there, all of them named."""
-        config, wanted = self._config, self._wanted
-        found: At = {}
-        wrong: list[str] = []
-        for topic in self._topics:
-            marks = self._source_admin.watermarks(topic, None, self._timeout)
-            if len(marks) < config.num_partitions:
-                raise TopicError(f"{topic} has {len(marks)} partitions, the source has {config.num_partitions}")
-            given, rest = offsets.get(topic, {}), self._rest(topic, marks)
-            found[topic] = {}
-            for number in self._numbers:
-                low, high = marks[number].start, marks[number].end
-                place = wanted.place(topic, number, config.topic, given.get(number), rest.get(number, low))
-                if place is None:
-                    wrong.append(f"{topic}[{number}] has no place")
-                elif not low <= place[0] <= high:
-                    text = f"{place[1]} is offset {place[0]}, and the log has {low} to {high} only"
-                    wrong.append(f"{topic}[{number}]: {text}")
-                else:
-                    found[topic][number] = place
-        if wrong:
-            more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-            remedy = "--missing earliest or latest" if wanted.group else "--at earliest or latest"
-            raise OffsetError(
-                f"{'; '.join(wrong[:_MOST_NAMED])}{more}. Name single partitions with --at [TOPIC:]PARTITION@OFFSET, "
-                f"and all that have no place with {remedy}"
-            )
-        return found
-
-    def _rest(self, topic: str, marks: Mapping[int, Watermarks]) -> dict[int, int]:
-        """Return the offsets of partitions that have no place of their own, unless they begin at the start."""
-        time_ms = self._wanted.rest_ms
-        if time_ms is None or time_ms == EARLIEST:
-            return {}
-        stable = {number: mark.stable for number, mark in marks.items()}
-        if time_ms == LATEST:
-            return stable
-        found = self._source_admin.offsets_at(topic, time_ms, self._timeout)
-        return stable | {number: offset for number, offset in found.items() if offset >= 0}
-
-    def _records(self, places: At) -> list[Output]:
+    def _records(self, places: At, *, exact: bool) -> list[tuple[Output, Output]]:
         """Return begin record and offset record of each partition."""
         config, checks, now_ms = self._config, self._checks, int(time.time() * 1000)
         ids = {topic: checks.source_id(topic) for topic in self._topics}
         changelog_id = checks.changelog_id()
-        made: list[Output] = []
-        for number in self._numbers:
+
+        record = partial(changelog_record, config.changelog)
+
+        def records(number: int) -> tuple[Output, Output]:
             at = {topic: found[number] for topic, found in places.items()}
             began = BeginRecord(
                 how=self._wanted.how,
@@ -349,17 +356,23 @@ class _Start:
                 by=_WRITER,
                 at_ms=now_ms,
                 group=self._wanted.group,
+                state=self._foreign.texts if self._foreign else (),
+                exact=exact,
             )
-            for key, value in beginning(began, number, ids, changelog_id):
-                made.append(Output(config.changelog, value, key, None, number, 0, number, -1))
-        return made
+            begin, position = beginning(began, number, ids, changelog_id)
+            return record(number, Change(*begin)), record(number, Change(*position))
+
+        return [records(number) for number in self._numbers]
 
 
-def _warning(config: EventSourceConfig, wanted: StartRequest, group: GroupView | None) -> str:
+def _warning(
+    config: EventSourceConfig, wanted: StartRequest, group: GroupView | None, foreign: ForeignState | None
+) -> str:
     lines = ["The state begins empty."]
     if wanted.takes_over:
+        empty = f"The state begins empty: nothing of what {wanted.group} has counted or stored is in it."
         lines = [
-            f"The state begins empty: nothing of what {wanted.group} has counted or stored is in it.",
+            f"{foreign.shown}\n" if foreign else empty,
             "What its program did with the records below these offsets is as exact as that program was.",
         ]
     if wanted.takes_over and wanted.group != config.group_id:

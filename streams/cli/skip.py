@@ -59,7 +59,7 @@ from streams.settings.config import EventSourceConfig
 app = typer.Typer()
 
 _WRITER: Final = "kes skip"
-_TRANSACTION_SECONDS: Final = 30.0
+TRANSACTION_SECONDS: Final = 30.0
 _LONGEST: Final = 500
 
 
@@ -241,13 +241,15 @@ def _next(
 
 
 @contextmanager
-def slot_of(config: EventSourceConfig, command: str, timeout: float) -> Iterator[BlockingSlot]:
+def slot_of(
+    config: EventSourceConfig, command: str, timeout: float, transaction_seconds: float = TRANSACTION_SECONDS
+) -> Iterator[BlockingSlot]:
     """Take the transactional id of a command. What an earlier run left open is ended: its pending offset would be
     waited for."""
     settings = ClientSettings(config.bootstrap_servers, config.client_settings, client_id=command)
     name = f"{config.changelog}.{command}"
     slot = BlockingSlot(
-        settings, name, group_id=config.group_id, transaction_seconds=_TRANSACTION_SECONDS, seconds=timeout
+        settings, name, group_id=config.group_id, transaction_seconds=transaction_seconds, seconds=timeout
     )
     with closing(slot):
         slot.open()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import typer
 
-from streams.errors import ConfigError
-from streams.kafka.questions.admin import Watermarks
+from streams.errors import ConfigError, OffsetError, TopicError
+from streams.kafka.questions.admin import TopicAdmin, Watermarks
 from streams.kafka.questions.group_checks import GroupChecks
-from streams.model.places import Places, places_of, shown_place
+from streams.model.places import EARLIEST, LATEST, Places, places_of, shown_place
 from streams.runtime.changelog import BEGIN_KEY, BeginRecord, decode_begin
 from streams.settings.config import EventSourceConfig
 
-BEGINS_WITHIN: Final = 10_000
-"""A begin record is the first one of a changelog: only attempts that were aborted can be before it. So a look reads no
-more than so many offsets of it."""
+LONG_SECONDS: Final = 870.0
+"""Time of a transaction with state in it: a little less than brokers allow (``transaction.max.timeout.ms``)."""
+_MOST_NAMED: Final = 5
+
+At = dict[str, dict[int, tuple[int, str]]]
+"""By input and partition: the first offset, and the text of the place that says so."""
 
 
 def beginnings(
@@ -25,10 +28,11 @@ def beginnings(
 ) -> dict[int, BeginRecord]:
     """Return how partitions began, where that was decided on purpose. ``marks``: of the changelog. Raises
     ``OffsetError`` for records that cannot be read."""
-    # Up to the stable end: what a killed command has left open is not waited for.
-    heads = {number: (mark.start, min(mark.stable, mark.start + BEGINS_WITHIN)) for number, mark in marks.items()}
-    found = checks.last_within(config.changelog, heads, BEGIN_KEY)
-    return {number: decode_begin(record) for number, record in found.items() if record.value is not None}
+    # Up to the stable end: what a killed command has left open is not waited for. A begin record is the first one that
+    # is committed in a changelog: only attempts that were aborted can be before it.
+    heads = {number: (mark.start, mark.stable) for number, mark in marks.items()}
+    found = checks.first_within(config.changelog, heads)
+    return {number: decode_begin(record) for number, record in found.items() if record.key == BEGIN_KEY}
 
 
 class StartRequest(NamedTuple):
@@ -105,3 +109,55 @@ def request_of(
         if ms is not None and ms > now_ms:
             raise typer.BadParameter(f"{shown_place(ms)} is in the future: to pass what is there now, use latest")
     return StartRequest(places, group, bool(from_group), other.time_ms)
+
+
+def places_in(
+    config: EventSourceConfig,
+    topics: Iterable[str],
+    wanted: StartRequest,
+    admin: TopicAdmin,
+    timeout: float,
+    offsets: Mapping[str, Mapping[int, int | None]],
+    *,
+    all_of_them: bool = True,
+) -> At:
+    """Return the places of all partitions in these inputs; ``offsets``: those of the group that is begun like. Raises
+    ``OffsetError`` for those that are not there, all of them named; ``all_of_them``: also for those without a place,
+    which are left out otherwise."""
+    found: At = {}
+    wrong: list[str] = []
+    for topic in topics:
+        marks = admin.watermarks(topic, None, timeout)
+        if len(marks) < config.num_partitions:
+            raise TopicError(f"{topic} has {len(marks)} partitions, the source has {config.num_partitions}")
+        given, rest = offsets.get(topic, {}), _rest(wanted.rest_ms, topic, marks, admin, timeout)
+        found[topic] = {}
+        for number in range(config.num_partitions):
+            low, high = marks[number].start, marks[number].end
+            place = wanted.place(topic, number, config.topic, given.get(number), rest.get(number, low))
+            if place is None:
+                wrong += [f"{topic}[{number}] has no place"] if all_of_them else []
+            elif not low <= place[0] <= high:
+                text = f"{place[1]} is offset {place[0]}, and the log has {low} to {high} only"
+                wrong.append(f"{topic}[{number}]: {text}")
+            else:
+                found[topic][number] = place
+    if wrong:
+        more = f" and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+        remedy = "--missing earliest or latest" if wanted.group else "--at earliest or latest"
+        hint = f". Name single partitions with --at [TOPIC:]PARTITION@OFFSET, and all that have no place with {remedy}"
+        raise OffsetError(f"{'; '.join(wrong[:_MOST_NAMED])}{more}{hint if all_of_them else ''}")
+    return found
+
+
+def _rest(
+    time_ms: int | None, topic: str, marks: Mapping[int, Watermarks], admin: TopicAdmin, timeout: float
+) -> dict[int, int]:
+    """Return the offsets of partitions that have no place of their own, unless they begin at the start."""
+    if time_ms is None or time_ms == EARLIEST:
+        return {}
+    stable = {number: mark.stable for number, mark in marks.items()}
+    if time_ms == LATEST:
+        return stable
+    found = admin.offsets_at(topic, time_ms, timeout)
+    return stable | {number: offset for number, offset in found.items() if offset >= 0}

@@ -33,7 +33,16 @@ from streams.core.parking import is_parked
 from streams.errors import DecodeError
 from streams.looks.records import one_line, shortened, shown_time
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
-from streams.runtime.changelog import BEGIN_KEY, OFFSET_KEY, TIMER_PREFIX, decode_begin, decode_offset, decode_timer
+from streams.runtime.changelog import (
+    BEGIN_KEY,
+    OFFSET_KEY,
+    RESET_KEY,
+    TIMER_PREFIX,
+    decode_begin,
+    decode_offset,
+    decode_reset,
+    decode_timer,
+)
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
@@ -233,7 +242,7 @@ class _Partitions:
         self._offset: int | None = None
         self._changed_at_ms = -1
         self._time_ms: int | None = None
-        self._begun = ""
+        self._begun = self._reset = ""
 
     def receive(self, record: IncomingRecord) -> None:
         self._records += 1
@@ -253,6 +262,8 @@ class _Partitions:
             self._offset = decode_offset(record).offset
         elif key == BEGIN_KEY:
             self._begun = "" if record.value is None else decode_begin(record).shown
+        elif key == RESET_KEY:
+            self._reset = "" if record.value is None else decode_reset(record).shown
         elif key.startswith(TIMER_PREFIX):
             name, timer = decode_timer(record)
             if not is_parked(name):  # events in queues are no timers
@@ -268,7 +279,7 @@ class _Partitions:
             "changelog_records": self._records,
             "changed_at_ms": self._changed_at_ms,
             "time_ms": self._time_ms,
-            "begun": self._begun,
+            "begun": "; ".join(filter(None, [self._begun, self._reset])),
         }
 
 

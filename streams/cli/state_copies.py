@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,6 +22,7 @@ from streams.records import TopicPartition
 from streams.runtime.changelog import TIMER_PREFIX
 from streams.runtime.ownership.replicas import make_store
 from streams.sak.harmless import harmless
+from streams.source.event_source import EventSource
 
 _SHOWN: Final = 20
 _SIDES: Final = "changelog, folder, folder:DIR, snapshots, snapshots:ADDRESS, or a file of `kes state export`"
@@ -44,21 +46,28 @@ def export(
     """
     found = named_source(source)
     states = state_of(found, from_, bootstrap_servers, timeout, partition)
-    store = make_store(found.program().store_factory, TopicPartition(found.config.topic, 0))
-    try:
-        with open(file, "xb") as out:
-            for number, state in sorted(states.items()):
-                for line in _lines(number, state, store):
-                    out.write(msgspec.json.encode(line) + b"\n")
-    except OSError as error:
-        raise StoreError(f"{file}: {error.strerror or error}") from error
-    finally:
-        store.revoked()
+    write_export(found, states, file)
     entries = sum(len(state.entries) for state in states.values())
     rows = [
         {"partition": number, "offset": state.offset, "entries": len(state.entries)} for number, state in states.items()
     ]
     emit({"file": str(file), "partitions": rows}, json, lambda: Text(f"{file}: {entries:,} entries"))
+
+
+def write_export(source: EventSource[Any], states: Mapping[int, StateAt], file: Path) -> None:
+    """Write states to a file that is not there yet, and wait until the disk has it. Raises ``StoreError``."""
+    store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
+    try:
+        with open(file, "xb") as out:
+            for number, state in sorted(states.items()):
+                for line in _lines(number, state, store):
+                    out.write(msgspec.json.encode(line) + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as error:
+        raise StoreError(f"{file}: {error.strerror or error}") from error
+    finally:
+        store.revoked()
 
 
 def _lines(number: int, state: StateAt, store: Any) -> Iterator[ExportedLine]:

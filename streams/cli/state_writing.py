@@ -38,6 +38,7 @@ from streams.runtime.changelog import (
     BEGIN_KEY,
     JOIN_PREFIX,
     OFFSET_KEY,
+    RESET_KEY,
     TIMER_PREFIX,
     OffsetRecord,
     decode_timer,
@@ -89,7 +90,7 @@ def import_(
     for number, state in states.items():
         if number >= found.config.num_partitions:
             raise StoreError(f"{file} has the partition {number}, and {found.config.topic} has none of that number")
-        for key, value in _without_rows(state.entries).items():
+        for key, value in without_rows(state.entries).items():
             check_entry(store, file, number, key, value)
         try:
             parked_of(number, state.entries)
@@ -98,7 +99,7 @@ def import_(
     store.revoked()
 
     def changes(number: int, there: State) -> Changes:
-        wanted, there = _without_rows(states[number].entries), _without_rows(there)
+        wanted, there = without_rows(states[number].entries), without_rows(there)
         puts: Changes = {key: value for key, value in wanted.items() if there.get(key) != value}
         return puts | dict.fromkeys(there.keys() - wanted.keys())
 
@@ -127,7 +128,7 @@ def migrate(
 
     def changes(number: int, there: State) -> Changes:
         upgraded: Changes = {}
-        for key, value in _without_rows(there).items():
+        for key, value in without_rows(there).items():
             if not key.startswith(TIMER_PREFIX):
                 try:
                     new = store.upgraded(key, value)
@@ -214,10 +215,10 @@ def forget(
     )
 
 
-def _without_rows(entries: State) -> State:
-    """Leave out the rows of joined tables, which go with a position in their topic, and how the state began: both stay
-    as they are."""
-    return {key: value for key, value in entries.items() if not key.startswith((JOIN_PREFIX, BEGIN_KEY))}
+def without_rows(entries: State) -> State:
+    """Leave out the rows of joined tables, which go with a position in their topic, and how the state began or was
+    reset: they stay as they are."""
+    return {key: value for key, value in entries.items() if not key.startswith((JOIN_PREFIX, BEGIN_KEY, RESET_KEY))}
 
 
 def stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:
@@ -316,7 +317,7 @@ def write_changes(
         states = state_of(source, "changelog", servers, timeout, numbers)
         wanted = {number: changes(number, states[number].entries) for number in numbers}
         for number, some in wanted.items():
-            _check_sizes(some, number, limit)
+            check_sizes(some, number, limit)
         if forgotten and not any(wanted.values()):
             raise StoreError(_no_rows(config.changelog, forgotten, states.values()))
         rows = [_counts(number, some) for number, some in wanted.items()]
@@ -358,7 +359,8 @@ def _counts(number: int, changes: Changes) -> dict[str, Any]:
     return {"partition": number, "put": len(changes) - deleted, "deleted": deleted}
 
 
-def _check_sizes(changes: Changes, number: int, limit: int) -> None:
+def check_sizes(changes: Mapping[bytes, bytes | None], number: int, limit: int) -> None:
+    """Raise ``StoreError`` for a change that is more than a record may have."""
     for key, value in changes.items():
         if len(key) + len(value or b"") > limit:
             raise StoreError(
@@ -383,7 +385,7 @@ class StoppedPartition:
     def write(self, position: Position, changes: Changes) -> None:
         """Write changes, as many in a transaction as it may have. Raises ``OffsetError`` when a member was there."""
         report, done = late_lines("changes"), 0
-        for serial, some in enumerate(_chunks(self._config.changelog, self._number, changes)):
+        for serial, some in enumerate(chunks(self._config.changelog, self._number, changes)):
             carried = msgspec.UNSET if position.record is None else position.record.inputs
             record = OffsetRecord(position.offset, self._writer, serial, 0, *self._ids, carried)
             with transaction(self._slot, _AGAIN, complain):
@@ -411,7 +413,7 @@ class StoppedPartition:
         transaction. Raises as ``write``."""
         with transaction(self._slot, _AGAIN, complain):
             self._hold(position)
-            for some in _chunks(self._config.changelog, self._number, changes):
+            for some in chunks(self._config.changelog, self._number, changes):
                 self._slot.send(some)
             record = OffsetRecord(position.offset, self._writer, 0, 0, *self._ids, carried)
             self._slot.send([*outputs, offset_record(self._config, self._number, record)])
@@ -430,7 +432,7 @@ class StoppedPartition:
         return position_of(self._config, self._checks, self._config.topic, self._number, self._committed)
 
 
-def _chunks(topic: str, number: int, changes: Changes) -> Iterator[list[Output]]:
+def chunks(topic: str, number: int, changes: Mapping[bytes, bytes | None]) -> Iterator[list[Output]]:
     """Split changes by the bounds of a transaction."""
     chunk: list[Output] = []
     size = 0

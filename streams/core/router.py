@@ -9,6 +9,9 @@ from typing import Any
 
 from streams.errors import RegistrationError
 from streams.events import EventType
+from streams.formats.cloudevents import CloudEvents
+from streams.model.own_metrics import OwnMetric
+from streams.model.topics import TypesRecords
 from streams.model.tracing import Tracer
 from streams.outcomes import Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
@@ -111,6 +114,11 @@ class Route:
         self.wire_version = None if self.version == 1 else b"%d" % self.version
 
     @property
+    def has_turn(self) -> bool:
+        """Check for a handler that runs in its turn on the event loop, plain or async."""
+        return not self.is_blocking and self.ahead is None and self.kind is None
+
+    @property
     def handler_name(self) -> str:
         """``module.function``; of a callable without a name its class's."""
         handler = self.handler if hasattr(self.handler, "__qualname__") else type(self.handler)
@@ -139,6 +147,12 @@ class Router:
         no jobs."""
         self.tracer: Tracer | None = None
         """What records the spans of events; ``None``: nothing does."""
+        self.types: TypesRecords | None = None
+        """The rule that gives records of the source's own topic their types; ``None``: their headers do."""
+        self.forms: dict[str, CloudEvents] = {}
+        """The topics whose events are sent in another form than with our headers."""
+        self.own_metrics: dict[str, OwnMetric] = {}
+        """The metrics of the source's own, by name."""
         self.runs_ahead = True
         """Whether any route, as far as they are known, has work that runs ahead of its turn."""
         self._frozen = False
@@ -146,14 +160,18 @@ class Router:
     def add(self, route: Route) -> None:
         """Register a type. Raises ``RegistrationError`` for a second handler of the same name, or after the start."""
         self.refuse_if_frozen(f"the handler of {route.name}")
-        # Keys are bytes, as in headers: no name is decoded for a record.
-        if route.name.encode() in self.routes:
-            first = location_of(self.routes[route.name.encode()].handler)
-            raise RegistrationError(
-                f"the event type {route.name!r} has a handler already; one type, one handler"
-                + (f" (the first is{first})" if first else "")
-            )
-        self.routes[route.name.encode()] = route
+        names = (route.name,) if route.event_type is None else route.event_type.names
+        for name in names:
+            # Keys are bytes, as in headers: no name is decoded for a record.
+            known = self.routes.get(name.encode())
+            if known is not None:
+                first = location_of(known.handler)
+                raise RegistrationError(
+                    f"the event type {name!r} has a handler already; one type, one handler"
+                    + (f" (the first is{first})" if first else "")
+                    + (f"; {name!r} is an alias" if name not in (route.name, known.name) else "")
+                )
+        self.routes |= dict.fromkeys([name.encode() for name in names], route)
 
     def set_default(self, route: Route) -> None:
         """Register the handler of everything that has no handler of its own."""
@@ -182,10 +200,21 @@ class Router:
         route = self.routes.get(name or b"")
         return route if route is not None and version == route.wire_version else None
 
+    @property
+    def each(self) -> tuple[Route, ...]:
+        """The routes of all types, each once: ``routes`` has one with aliases several times."""
+        return tuple(dict.fromkeys(self.routes.values()))
+
     def freeze(self) -> None:
-        """Refuse changes from now on: the source starts."""
+        """Refuse changes from now on: the source starts. Raises ``RegistrationError``."""
         self._frozen = True
-        routes = [*self.routes.values(), *([self.default] if self.default is not None else [])]
+        routes = [*self.each, *([self.default] if self.default is not None else [])]
+        for route in routes:
+            if route.event_type is not None and route.event_type.splits and not route.has_turn:
+                raise RegistrationError(
+                    f"{route.name} has an upcaster with many=True, whose events are handled in their turn: its handler "
+                    "has no concurrency=, batch= or blocking="
+                )
         self.runs_ahead = any(route.ahead is not None for route in routes)
 
     @property

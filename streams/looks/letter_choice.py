@@ -29,7 +29,7 @@ class LetterChoice(NamedTuple):
             (not self.positions or letter.position in self.positions)
             and (self.partition is None or record.partition == self.partition)
             and (self.key is None or record.key == os.fsencode(self.key))
-            and (self.type is None or record.record_type == self.type)
+            and (self.type is None or letter.type == self.type)
         )
 
 
@@ -126,8 +126,10 @@ def problems_of(
             problem = f"topic {letter.facts['topic']} has {count} partitions only"
         elif isinstance(original, str):
             problem = original
+        elif decoder is not None and "timer" in letter.facts and decoder.has_rule(letter.facts["topic"]):
+            problem = "it is the event of a timer, and in its topic a rule says what records are: set the timer again"
         elif decoder is not None:
-            problem = decoder.content(record_of(original) or letter.record).problem
+            problem = decoder.content(record_of(original) or letter.as_received).problem
         if problem:
             found.append(f"{letter.position}: {problem}")
     return found

@@ -19,7 +19,7 @@ def summary_of(letter: Letter) -> dict[str, Any]:
         "state": "settled" if letter.is_settled else "open",
         "origin": letter.origin,
         "key": plain_text(letter.record.key),
-        "type": harmless(letter.record.record_type or ""),
+        "type": harmless(letter.type),
         "error": facts.get("error", ""),
         "message": facts.get("message", ""),
         "attempts": number_in(facts.get("attempts", "")),
@@ -32,7 +32,7 @@ def summary_of(letter: Letter) -> dict[str, Any]:
 def whole(letter: Letter, decoder: Decoder, original: IncomingRecord | str | None) -> dict[str, Any]:
     """Return a letter with its event, as ``decoder`` reads it now, and everything that it says of its failure.
     ``original``: the record, of a letter that goes by reference, or why it is not to be had."""
-    record = original if isinstance(original, IncomingRecord) else letter.record
+    record = original if isinstance(original, IncomingRecord) else letter.as_received
     content = decoder.content(record)
     problem = original if isinstance(original, str) else content.problem
     headers = facts_of(record, content)["headers"]

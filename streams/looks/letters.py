@@ -129,6 +129,18 @@ class Letter(NamedTuple):
         return bool(self.facts.get("topic")) and number_in(self.facts.get("partition", "")) is not None
 
     @property
+    def type(self) -> str:
+        """Return the name of its event type: that of its header, or the one that a rule gave it."""
+        return self.facts.get("type") or self.record.record_type or ""
+
+    @property
+    def as_received(self) -> IncomingRecord:
+        """Return it as the record that it was, so that its source's rule gives it a type again. Events of timers have
+        our headers, and no rule is about them."""
+        topic = "" if "timer" in self.facts else self.facts.get("topic", "")
+        return msgspec.structs.replace(self.record, topic=topic, headers=self.own_headers)
+
+    @property
     def own_headers(self) -> Headers:
         """Return the headers of the record itself."""
         return [header for header in self.record.headers or () if not header[0].startswith(PREFIX)]

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from streams.core.router import Router
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.partition.decoding import read_event
 from streams.sak.harmless import harmless
@@ -47,12 +48,22 @@ class Decoder:
 
     def __init__(self, source: EventSource[Any] | None) -> None:
         program = None if source is None else source.program()
+        self.source = source
         self._is_typed = program is not None
-        self._routes = {} if program is None else {route.name.encode(): route for route in program.routes}
+        router = Router()
+        for route in () if program is None else program.routes:
+            router.add(route)
+        self._routes = router.routes
         self._default = None if program is None else program.default
 
+    def has_rule(self, topic: str) -> bool:
+        """Check whether a rule gives the records of a topic their types."""
+        return self.source is not None and topic in self.source._declared.inputs.specs
+
     def content(self, record: IncomingRecord) -> Content:
-        """Decode one record. Raises nothing."""
+        """Decode one record, of the type that it has, or that the source's rule gives it. Raises nothing."""
+        if self.source is not None and record.as_received is record:
+            [record] = self.source.received(record.topic, [record])
         name = harmless(record.header(TYPE_HEADER) or b"")
         if not self._is_typed:
             return Content(name, plain_bytes(record.value))

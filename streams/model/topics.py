@@ -6,14 +6,14 @@ which group a topic belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from streams.errors import TopicError
 from streams.outcomes import Retry
-from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, ReceivedHeaders
+from streams.records import IncomingRecord, TypedRecord
 
 MAX_NAME_LENGTH: Final = 249
 """Kafka's limit for topic names (``Topic.MAX_NAME_LENGTH``)."""
@@ -37,15 +37,30 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
         return {"delete"} if self.may_delete and setting == "cleanup.policy" else set()
 
 
+class TypesRecords(Protocol):
+    """The rule that gives the records of an input their types (``formats.TypeRule``), as inputs need it. ``names``: the
+    types that it can give, as far as they are known; ``on_null`` and ``on_missing``: its policies, if it has any."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def on_null(self) -> Retry | None: ...
+    @property
+    def on_missing(self) -> Retry | None: ...
+    def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]: ...
+
+
 class InputSpec(msgspec.Struct, frozen=True):
-    """A further topic that an event source reads. ``headers``: those of the type that all of its records are of;
-    ``None``: each record has its own. ``nulls``: the policy of records without a value, ``on_error`` of all that cannot
+    """A topic that an event source reads. ``types``: the rule that gives its records their types; ``None``: their own
+    headers do. ``nulls``: the policy of records without a value, ``on_error`` of all that cannot
     be read; ``None``: the decode policy. ``table``: the joined table whose rows the records are
     (``stores.joined.Joined``). ``is_own``: the source's own, its loop or the requests for visits: its records come
     first, and it is read from its start. ``is_awaited``: while its end is not known the others wait for it."""
 
     topic: str
-    headers: ReceivedHeaders | None = None
+    types: TypesRecords | None = None
     nulls: Retry | None = None
     on_error: Retry | None = None
     table: Any = None
@@ -68,26 +83,42 @@ class InputSpec(msgspec.Struct, frozen=True):
         return self.is_awaited or not self.is_own
 
     def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]:
-        """Return records as their handlers are found: with the headers of the input's type."""
-        headers = self.headers
-        if headers is None:
-            return records
-        return [
-            IncomingRecord(
-                record.topic,
-                record.partition,
-                record.offset,
-                record.key,
-                record.value,
-                headers if not record.headers else (*headers, *_without_type(record.headers)),
-                record.timestamp_ms,
-            )
-            for record in records
-        ]
+        """Return records as their handlers are found: with the types that the rule gives them."""
+        return records if self.types is None else self.types.received(records)
+
+    def policy(self, record: IncomingRecord) -> Retry | None:
+        """Return the policy of a record that cannot be read, if the input has one."""
+        types, found = self.types, None
+        if record.value is None:
+            found = self.nulls or (None if types is None else types.on_null)
+        elif types is not None and isinstance(record, TypedRecord) and record.reason and not record.is_refused:
+            found = types.on_missing
+        return found or self.on_error
 
 
-def _without_type(headers: Iterable[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
-    return [header for header in headers if header[0] not in (TYPE_HEADER, VERSION_HEADER)]
+def specs_of(topic: str, types: TypesRecords | None, further: Iterable[InputSpec]) -> dict[str, InputSpec]:
+    """Return the further inputs by their topics, with the source's own one if it has a rule of types."""
+    own = {} if types is None else {topic: InputSpec(topic, types)}
+    return own | {spec.topic: spec for spec in further}
+
+
+class SentTo(NamedTuple):
+    """The topics that records may be sent to. ``declared``: the only ones; ``None``: any. ``unwritable``: topics whose
+    records would not be read as what they are, and why."""
+
+    declared: frozenset[str] | None
+    unwritable: Mapping[str, str] = {}
+
+    def refusal(self, topic: str) -> str:
+        """Return why no record is sent to a topic; ``""``: it may be."""
+        if topic in self.unwritable:
+            return self.unwritable[topic]
+        if self.declared is None or topic in self.declared:
+            return ""
+        return (
+            f"the topic {topic!r} is not declared, and the event source declares its outputs: add "
+            f"source.output({topic!r}) or correct the name"
+        )
 
 
 class TopicIdentity(NamedTuple):

@@ -25,6 +25,8 @@ RELEASE_KEY = RESERVED_KEY_PREFIX + b"release"
 """Key of the release marker, the last record of a partition's last transaction on its donor (protocol, section 8)."""
 BEGIN_KEY = RESERVED_KEY_PREFIX + b"begin"
 """Key of the record that says how a partition's state began (``BeginRecord``). It goes where the state goes."""
+RESET_KEY = RESERVED_KEY_PREFIX + b"reset"
+"""Key of the record that says how a partition was reset last (``ResetRecord``). It goes where the state goes."""
 TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
 """Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
 PARKED_PREFIX = TIMER_PREFIX + parking.PREFIX.encode()
@@ -35,7 +37,7 @@ PARKED_EVENT_LENGTH = len(PARKED_PREFIX) + 32 + 1 + 8
 JOIN_PREFIX = RESERVED_KEY_PREFIX + b"join."
 """Key of a joined table's row: this, the table's topic, a zero byte, and the row's key. The key without zero byte has
 the end up to which the table is to be read before any event, in decimal digits; a tombstone: it is read."""
-KEPT_PREFIXES = (BEGIN_KEY, TIMER_PREFIX, JOIN_PREFIX)
+KEPT_PREFIXES = (BEGIN_KEY, RESET_KEY, TIMER_PREFIX, JOIN_PREFIX)
 """Keys of the toolkit that are part of a partition's state: folders, snapshots and exports have them."""
 LOOKUP_PREFIX = "lookup:"
 """Among the inputs of an offset record: this, and the topic of a lookup, name a ``LookupPosition``. No topic's name has
@@ -43,7 +45,7 @@ a colon."""
 TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that this version can read."""
 BEGIN_FORMAT = 1
-"""The layout of ``BeginRecord`` that this version writes, and the newest that it can read."""
+"""The layout of ``BeginRecord`` and ``ResetRecord`` that this version writes, and the newest that it can read."""
 
 
 InputPosition: TypeAlias = tuple[int, str]
@@ -180,7 +182,9 @@ class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Beginning of a partition's state, where that was decided on purpose. ``how``: ``start``, or ``adopt`` (at the
     offsets of another program). ``at``: the first offset, by input; ``places``: the text that it was decided by. ``by``
-    and ``at_ms``: who wrote it, and when. ``group``: the one whose offsets were taken."""
+    and ``at_ms``: who wrote it, and when. ``group``: the one whose offsets were taken. ``state``: the changelogs whose
+    rows came along; ``exact``: it is proven that they and the offsets belong together, and not only the user's word.
+    """
 
     v: int = BEGIN_FORMAT
     how: str
@@ -189,12 +193,38 @@ class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     at_ms: int
     group: str = ""
+    # Records of older versions lack the fields from here on.
+    state: tuple[str, ...] = ()
+    exact: bool = True
 
     @property
     def shown(self) -> str:
         """Return it for people."""
         found = ", ".join(f"{topic} at {offset} ({self.places.get(topic, '-')})" for topic, offset in self.at.items())
-        return f"{self.how}: {found}"
+        state = f", with the rows of {', '.join(self.state)}" if self.state else ""
+        return f"{self.how}: {found}{state}{'' if self.exact else ' (on the word that it stopped cleanly)'}"
+
+
+class ResetRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Reset of a partition. ``was`` and ``at``: its offsets before and after, by input; ``places``: as in
+    ``BeginRecord``. ``kept_state``: its entries stayed. ``by``: the ``writer`` of the offset record that was written
+    with it. ``backup``: the file with its state before, and ``end``, how far of the changelog that is."""
+
+    v: int = BEGIN_FORMAT
+    was: dict[str, int]
+    at: dict[str, int]
+    places: dict[str, str]
+    kept_state: bool
+    by: str
+    at_ms: int
+    backup: str
+    end: int
+
+    @property
+    def shown(self) -> str:
+        """Return it for people."""
+        found = ", ".join(f"{topic} from {self.was.get(topic, 0)} to {at}" for topic, at in self.at.items())
+        return f"reset: {found}{', with its state' if self.kept_state else ''}"
 
 
 def beginning(
@@ -217,10 +247,12 @@ def decode_offset(record: IncomingRecord) -> OffsetRecord:
 
 def decode_begin(record: IncomingRecord) -> BeginRecord:
     """Decode the begin record in this changelog record. Raises ``OffsetError`` if it is not one, or a newer one."""
-    found = _decode(record, BeginRecord, "begin record")
-    if found.v > BEGIN_FORMAT:
-        raise _unreadable(record, "begin record", f"its format is {found.v}, the newest known here is {BEGIN_FORMAT}")
-    return found
+    return _decode_known(record, BeginRecord, "begin record")
+
+
+def decode_reset(record: IncomingRecord) -> ResetRecord:
+    """Decode the reset record in this changelog record. Raises ``OffsetError`` if it is not one, or a newer one."""
+    return _decode_known(record, ResetRecord, "reset record")
 
 
 def decode_release(record: IncomingRecord) -> ReleaseMarker:
@@ -265,6 +297,16 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     if found.v > newest:
         raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {newest}")
     return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace)
+
+
+B = TypeVar("B", BeginRecord, ResetRecord)
+
+
+def _decode_known(record: IncomingRecord, kind: type[B], name: str) -> B:
+    found = _decode(record, kind, name)
+    if found.v > BEGIN_FORMAT:
+        raise _unreadable(record, name, f"its format is {found.v}, the newest known here is {BEGIN_FORMAT}")
+    return found
 
 
 def _decode(record: IncomingRecord, kind: type[T], name: str) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,7 +24,8 @@ from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.plain_producer import PlainProducer
 from streams.kafka.writing.slot import WireSlot
 from streams.model.group import Membership, TakeOver
-from streams.model.partitioners import PlaceOf
+from streams.model.partitioners import NullKeys, PlaceOf
+from streams.model.topics import SentTo
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker, in_process, wait_for
 from streams.runtime.ports import Input
@@ -77,10 +78,10 @@ class KafkaConnections:
             )
         return self._cluster
 
-    def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
-        self.cluster().partitioner_of = partitioners.get
+    def place_by(self, partitioners: Mapping[str, PlaceOf], null_keys: Mapping[str, NullKeys]) -> None:
+        self.cluster().partitioner_of, self.cluster().null_keys_of = partitioners.get, null_keys.get
 
-    def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
+    def records(self, topics: SentTo | None = None) -> EncodedTransaction:
         return EncodedTransaction(self.cluster(), self._config.timeouts.call_timeout_seconds, topics)
 
     def slot(self, transactional_id: str) -> WireSlot:

@@ -24,7 +24,7 @@ from streams.errors import EventFailure, StreamsError, TopicReplaced
 from streams.kafka.wire.group_bytes import ranges
 from streams.metrics import Measurement, MembershipChanged
 from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Revoked, TakeOver, transactional_id
-from streams.model.topics import InputSpec
+from streams.model.topics import InputSpec, SentTo
 from streams.runtime.ad_hoc_interjections import AdHocInterjections
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
@@ -39,7 +39,8 @@ from streams.runtime.ownership.range_reader import RangeReader
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.ownership.topic_watch import TopicWatch
-from streams.runtime.partition.failures import trace_of
+from streams.runtime.partition.delivery import typed
+from streams.runtime.partition.failures import no_foreign_cancellation, trace_of
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
@@ -51,6 +52,7 @@ from streams.runtime.signal import Signal
 from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
 from streams.runtime.transactions.hung_calls import HungCalls
+from streams.runtime.transactions.measuring import measurements
 from streams.runtime.transactions.pool import MergingPool, TransactionPool
 from streams.runtime.transactions.producer_slots import Slots
 from streams.runtime.transactions.recovery import Recovery
@@ -83,7 +85,7 @@ class Engine:
         message_limit: int,
         now: Callable[[], float],
         environment: Environment = MACHINE,
-        topics: Collection[str] | None = None,
+        topics: SentTo | None = None,
         inputs: Sequence[InputSpec] = (),
         lookups: Lookups = NO_LOOKUPS,
         callbacks: Functions = NO_FUNCTIONS,
@@ -91,13 +93,10 @@ class Engine:
         """``topics``: the only ones that are sent to; ``None``: any. ``inputs``: what is read beside the own topic;
         ``lookups``: what is looked into, which has been started."""
         self.config = config
-        self.lookups = lookups
-        self.router = router
+        self.lookups, self.router = lookups, router
         self.schedules = schedules
         self.connections = connections
-        self.message_limit = message_limit
-        self.now = now
-        self.environment = environment
+        self.message_limit, self.now, self.environment = message_limit, now, environment
         self.rng = environment.rng()
         self.writer = uuid.UUID(int=self.rng.getrandbits(128)).hex
         self.incarnation = 0
@@ -223,7 +222,7 @@ class Engine:
         self.environment.exit(70)
 
     def _begin(self) -> None:
-        partitions = self.partitions
+        partitions, types = self.partitions, self.router.types
         topics = [self.config.topic, *(spec.topic for spec, _ in self.further_inputs)]
         recovery = Recovery(
             self.pool, self.config, topics, self.now, self.look_ups.look_up, partitions.refused, partitions.dropped
@@ -243,7 +242,7 @@ class Engine:
             if self.keeper.snapshots is not None:
                 self.spawn(partial(self.keeper.snapshots.run, partitions))
         for number, port in enumerate(self.inputs):
-            deliver = partial(partitions.deliver_further, number) if number else partitions.deliver
+            deliver = partial(partitions.deliver_further, number) if number else typed(partitions.deliver, types)
             gone = partitions.position_gone if number and self.further_inputs[number - 1][0].is_own else None
             port.start(deliver, partial(partitions.make_room, number), self.reading_failed, gone)
         self.replicas.start()
@@ -256,7 +255,7 @@ class Engine:
 
         async def guarded() -> None:
             try:
-                await task()
+                await no_foreign_cancellation(task)
             except Exception as error:
                 self.fail(error, drain=drain)
 
@@ -438,13 +437,14 @@ class Engine:
             if self.keeper is not None:
                 self.keeper.settled(txn.cuts, self.partitions.kept, self.now() - txn.sealed_at)
         if self.config.metrics_handler is not None:
-            self.measure(self.pool.measure(txn, committed))
+            for one in measurements(txn, self.router, self.config.changelog, self.now(), committed=committed):
+                self.measure(one)
 
     def revoke_store(self, store: Any, partition: int) -> None:
         """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""
         try:
             store.revoked()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             failure = StreamsError(f"{self.config.topic}[{partition}]: the store's revoked() failed: {error!r}")
             failure.__cause__ = error
             self.fail(failure)

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from streams.model.group import GroupMetadata, Membership, TakeOver
-from streams.model.partitioners import PlaceOf
-from streams.model.topics import TopicIdentity, TopicSpec
+from streams.model.partitioners import NullKeys, PlaceOf
+from streams.model.topics import SentTo, TopicIdentity, TopicSpec
 from streams.records import Acknowledgement, IncomingRecord, PolledPartition, Record
 
 if TYPE_CHECKING:  # types only: the interfaces must not load the clients
@@ -110,7 +110,9 @@ class Reading(Protocol):
 
 
 class Input(Reading, Protocol):
-    """The stream of input records (``poller.Poller``)."""
+    """The stream of input records (``poller.Poller``). ``received_bytes``: of keys, values and headers, so far."""
+
+    received_bytes: int
 
     def start(
         self,
@@ -264,12 +266,13 @@ class Connections(Protocol):
 
     def worker(self, name: str) -> Blocking: ...
     async def in_process(self, function: Callable[..., T], *args: Any) -> T: ...
-    def records(self, topics: Collection[str] | None = None) -> EncodedTransaction:
+    def records(self, topics: SentTo | None = None) -> EncodedTransaction:
         """Make the encoder of one transaction's records, for its slot. ``topics``: the only ones that are sent to."""
         ...
 
-    def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
-        """Place the keys of these topics by other functions than murmur2. Called before the first record."""
+    def place_by(self, partitioners: Mapping[str, PlaceOf], null_keys: Mapping[str, NullKeys]) -> None:
+        """Place the keys of these topics by other functions than murmur2, and records without one in other ways than by
+        transactions. Called before the first record."""
         ...
 
     def slot(self, transactional_id: str) -> TransactionSlot: ...

@@ -31,9 +31,12 @@ from streams.core.schedule import Schedule
 from streams.core.timers import Timer
 from streams.core.transaction import Transaction, Waiter
 from streams.errors import ConfigError, EventFailure, StreamsError
+from streams.formats.cloudevents import CloudEvents
 from streams.metrics import EventFailed, Measurement
+from streams.model.own_metrics import OwnMetric
+from streams.model.topics import TypesRecords
 from streams.outcomes import ErrorResponse, Retry
-from streams.records import Change, IncomingRecord, Output, TopicPartition
+from streams.records import Change, IncomingRecord, Output, OwnSample, TopicPartition
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import TIMER_PREFIX, timer_key
@@ -54,7 +57,8 @@ logging.getLogger("streams.runtime.partition.execution").addFilter(lambda record
 
 class Program(msgspec.Struct, frozen=True):
     """The routes and settings of an event source, apart from its connections. ``interjections``: names of those that
-    are scheduled; ``inputs``: further topics that are read; ``lookups``: topics that are looked into."""
+    are scheduled; ``inputs``: further topics that are read; ``lookups``: topics that are looked into; ``types``: the
+    rule of the own topic; ``forms``: of topics that are written to."""
 
     config: EventSourceConfig
     routes: tuple[Route, ...]
@@ -64,6 +68,9 @@ class Program(msgspec.Struct, frozen=True):
     message_limit: int
     inputs: tuple[str, ...] = ()
     lookups: tuple[str, ...] = ()
+    types: TypesRecords | None = None
+    forms: dict[str, CloudEvents] = {}
+    own_metrics: dict[str, OwnMetric] = {}
 
     @property
     def fingerprint(self) -> tuple[tuple[str, ...], ...]:
@@ -72,7 +79,8 @@ class Program(msgspec.Struct, frozen=True):
         config = self.config
         where = ("config", config.group_id, config.topic, str(config.num_partitions), str(config.decode_policy))
         routes = [*self.routes, *([self.default] if self.default is not None else [])]
-        return (where, *(_described(route) for route in routes), ("interjections", *self.interjections))
+        types = () if self.types is None else (("types", self.types.title),)
+        return (where, *types, *(_described(route) for route in routes), ("interjections", *self.interjections))
 
 
 def refuse_several_inputs(what: str, inputs: Collection[str], lookups: Collection[str] = ()) -> None:
@@ -180,6 +188,8 @@ class PartitionReplay:
         self._completed = Completed([], set(), [])
         self._check_order(records)
         records = [record for record in records if record.offset >= self.watermark]
+        if self.router.types is not None:
+            records = self.router.types.received(records)
         await self._all(records)
         return self._completed
 
@@ -251,7 +261,7 @@ class PartitionReplay:
 
     def admit(self, outputs: list[Output], changes: list[Change]) -> None:
         """Keep the effects of completed events."""
-        self._completed.outputs.extend(outputs)
+        self._completed.outputs.extend(output for output in outputs if not isinstance(output, OwnSample))
         for change in self._without_timers(changes):
             self._keep(change)
 
@@ -328,6 +338,7 @@ class _NoInput:
 
     def start(self, *_: Any, **__: Any) -> None: ...
 
+    received_bytes = 0
     expect = add = remove = pause = resume = handled = close = start
 
     def ends(self) -> NoReturn:
@@ -346,6 +357,7 @@ def _without_waiting(program: Program) -> Router:
     """Make the same routes, with as many attempts, and no time between them."""
     router = Router()
     router.jobs = None
+    router.types, router.forms, router.own_metrics = program.types, program.forms, program.own_metrics
     for route in program.routes:
         router.add(_copy(route))
     if program.default is not None:

@@ -14,6 +14,7 @@ import msgspec
 
 from streams.core.router import Route, check_callable
 from streams.errors import RegistrationError
+from streams.formats.rules import TypeRule
 from streams.metrics import MetricsHandler
 from streams.model.topology import Topology, TopologyHandler, TopologyTopic
 from streams.protocols import StateStore
@@ -44,13 +45,14 @@ Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class Declarations:
-    """The declarations of one event source. ``store``: its factory; ``None``: it is stateless.
+    """The declarations of one event source. ``store``: its factory; ``None``: it is stateless. ``types``: the rule of
+    its own topic.
 
     ``lifespans``: contexts of a run, in the order in which they are entered. ``metrics_handlers``: called with each
     measurement, beside that of the settings. Raises ``ConfigError``, ``RegistrationError``.
     """
 
-    def __init__(self, config: EventSourceConfig, store: StoreFactory | None) -> None:
+    def __init__(self, config: EventSourceConfig, store: StoreFactory | None, types: TypeRule | None = None) -> None:
         check_type((EventSourceConfig,), "the config of the event source", config, "an EventSourceConfig")
         if store is not None:
             _check_store(store)
@@ -58,7 +60,7 @@ class Declarations:
         self._registry: Final = Registry(config, has_store=store is not None)
         self.router: Final = self._registry.router
         self.handlers: Final = DeclaredHandlers(self._registry)
-        self.inputs: Final = DeclaredInputs(self._registry)
+        self.inputs: Final = DeclaredInputs(self._registry, types)
         self.joins: Final = DeclaredJoins(self._registry, self.inputs.by_topic)
         self.outputs: Final = DeclaredOutputs(self._registry)
         self.lookups: Final = DeclaredLookups(self._registry)
@@ -84,8 +86,9 @@ class Declarations:
     def copy(self) -> Declarations:
         """Return the same declarations, open to changes: neither those of the copy nor later ones here reach the
         other."""
-        made = Declarations(self.config, self._store)
+        made = Declarations(self.config, self._store, self.inputs.types)
         made.router.routes, made.router.default = dict(self.router.routes), self.router.default
+        made.router.own_metrics = dict(self.router.own_metrics)
         made.router.tracer, made.router.visits = self.router.tracer, dict(self.router.visits)
         made.router.jobs = dict(self.router.jobs or {})
         made.handlers.schedules[:] = self.handlers.schedules
@@ -94,6 +97,8 @@ class Declarations:
         made.inputs.by_topic.update(self.inputs.by_topic)
         made.outputs.by_topic.update(self.outputs.by_topic)
         made.outputs.partitioners.update(self.outputs.partitioners)
+        made.outputs._forms.update(self.outputs._forms)
+        made.outputs.null_keys.update(self.outputs.null_keys)
         made.lookups.by_topic.update(self.lookups.by_topic)
         made.lifespans, made.metrics_handlers = [*self.lifespans], [*self.metrics_handlers]
         made.callbacks = {moment: [*functions] for moment, functions in self.callbacks.items()}
@@ -110,7 +115,8 @@ class Declarations:
     def wrap_handlers(self, wrap: Callable[[Route], Route]) -> None:
         """Replace the route of each handler."""
         router = self.router
-        router.routes = {name: wrap(route) for name, route in router.routes.items()}
+        wrapped = {route: wrap(route) for route in router.each}
+        router.routes = {name: wrapped[route] for name, route in router.routes.items()}
         router.default = None if router.default is None else wrap(router.default)
         router.visits = {name: (wrap(route), table) for name, (route, table) in router.visits.items()}
         self.handlers.schedules[:] = [(schedule, wrap(route)) for schedule, route in self.handlers.schedules]
@@ -123,6 +129,7 @@ class Declarations:
         self.inputs.check()
         self._check_rows()
         self.visits.check(lambda: make_store(self.store_factory, TopicPartition(self.config.topic, 0)))
+        self.router.forms = self.outputs.forms
         self.router.freeze()
 
     def _check_rows(self) -> None:
@@ -152,7 +159,7 @@ class Declarations:
             TopologyTopic(spec.name, source_topics.OUTPUT, spec.partitions) for spec in self.outputs.by_topic.values()
         ]
         default = [] if router.default is None else [router.default]
-        routes = [*router.routes.values(), *default, *(route for route, _ in router.visits.values())]
+        routes = [*router.each, *default, *(route for route, _ in router.visits.values())]
         # Without those of the toolkit itself, which handle rows of joined tables and requests for visits.
         handlers = tuple(_shown(route) for route in routes if route.handler not in (keep_row, requested))
         return Topology(config.group_id, tuple(topics), handlers, self._interjections(), self._store is not None)
@@ -174,13 +181,16 @@ class Declarations:
         )
         return Program(
             bare,
-            tuple(router.routes.values()),
+            router.each,
             router.default,
             self.store_factory,
             self._interjections(),
             message_limit=int(config.client_settings.get("message.max.bytes", DEFAULT_MESSAGE_LIMIT)),
             inputs=tuple(self.inputs.by_topic),
             lookups=tuple(self.lookups.by_topic),
+            types=self.router.types,
+            forms=self.outputs.forms,
+            own_metrics=dict(self.router.own_metrics),
         )
 
     def _interjections(self) -> tuple[str, ...]:

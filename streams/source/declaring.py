@@ -7,7 +7,11 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from streams.core.schedule import MissedRuns
-from streams.model.partitioners import Partitioner, PartitionerName
+from streams.errors import RegistrationError
+from streams.formats.cloudevents import CloudEvents
+from streams.formats.rules import Deleted, TypeRule
+from streams.model.own_metrics import BUCKETS, MetricKind, OwnMetric
+from streams.model.partitioners import NullKeys, Partitioner, PartitionerName
 from streams.model.topics import TopicSpec
 from streams.model.topology import Topology
 from streams.model.tracing import Tracer
@@ -235,7 +239,14 @@ class Declaring(Generic[StoreT]):
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
-    def input(self, topic: str, *, event: type[Any] | None = None, nulls: Retry | None = None) -> str:
+    def input(
+        self,
+        topic: str,
+        *,
+        event: type[Any] | None = None,
+        nulls: Retry | type[Deleted] | None = None,
+        types: TypeRule | None = None,
+    ) -> str:
         """Declare a further topic that the source reads. Returns its name.
 
         Partition p of the source is partition p of all its inputs, with one state, one order and one position: so all
@@ -243,15 +254,15 @@ class Declaring(Generic[StoreT]):
         see). Between topics there is no order but time: the record with the oldest timestamp comes first, as far as
         records are here; an input that may have older ones is waited for ``alignment_seconds``.
 
-        Handlers are found by the type header, as in the source's own topic. ``event``: every record is of this type,
-        whatever headers it has; its handlers see that type's header. ``nulls``: the error policy of records without a
-        value (``SKIP``, say), else ``decode_policy``.
+        Handlers are found by the type header, as in the source's own topic, or by the rule ``types`` of
+        ``streams.formats``. ``event=Click`` is ``types=Only(Click)``: every record is of this type, whatever headers
+        it has. ``nulls``: the error policy of records without a value (``SKIP``, say), else ``decode_policy``.
 
         A start verifies the topic, and never makes it: ``kes topics apply`` does, or ``create_source``. Where a
         partition begins in an input that was not one before is decided by ``auto_offset_reset``. Raises
         ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
         """
-        return self._declared.inputs.declare(topic, event, nulls)
+        return self._declared.inputs.declare(topic, event, nulls, types)
 
     def join(
         self,
@@ -351,8 +362,10 @@ class Declaring(Generic[StoreT]):
         replication_factor: int | None = None,
         configs: Mapping[str, str] | None = None,
         partitioner: Partitioner = "murmur2",
+        form: CloudEvents | None = None,
+        null_keys: NullKeys = "sticky",
     ) -> str:
-        """Declare a topic that handlers forward to. Returns its name.
+        r"""Declare a topic that handlers forward to. Returns its name.
 
         Once one is declared, handlers forward to declared topics only (and to the source's own): a record for another
         one is refused, and its event meets its error policy. A start verifies partitions, replication and ``configs``
@@ -366,10 +379,41 @@ class Declaring(Generic[StoreT]):
         100,000 that are remembered, and gives a key the same partition each time. An event that it fails for, or gives
         no partition to, meets its error policy. Dead letters keep the partition of their event.
 
-        Raises ``ConfigError``; ``RegistrationError`` after the start, and for a
-        second declaration.
+        ``null_keys`` places records without a key: ``"sticky"``, those of one transaction in one partition, each in
+        turn, which makes few and large batches; ``"spread"``, each record in turn; ``"cause"``, in the partition of
+        the event that sends them, modulo their number, so that a replay places them alike.
+
+        ``form=CloudEvents(source="/bank")`` writes events as CloudEvents, without our headers; ready ``Record``\ s are
+        sent as they are.
+
+        Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
         """
-        return self._declared.outputs.declare(topic, num_partitions, replication_factor, configs, partitioner)
+        return self._declared.outputs.declare(
+            topic, num_partitions, replication_factor, configs, partitioner, form, null_keys
+        )
+
+    def metric(
+        self,
+        name: str,
+        kind: MetricKind = "counter",
+        *,
+        labels: tuple[str, ...] = (),
+        buckets: tuple[float, ...] = BUCKETS,
+        help: str = "",
+    ) -> str:
+        """Declare a metric of the source's own, for ``ctx.count`` and ``ctx.observe``. Returns its name.
+
+        It is exported beside those of the toolkit, with the label ``group``; what it counts is that of committed
+        events. ``labels`` are the names of further ones: each has 100 values at most, all others are ``other``.
+        ``buckets``: of a histogram. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second
+        declaration.
+        """
+        router = self._declared.router
+        router.refuse_if_frozen(f"the metric {name!r}")
+        if name in router.own_metrics:
+            raise RegistrationError(f"there is a metric {name!r} already")
+        router.own_metrics[name] = OwnMetric(name, kind, labels, buckets, help)
+        return name
 
     @property
     def inputs(self) -> list[str]:
@@ -378,7 +422,8 @@ class Declaring(Generic[StoreT]):
         return [*self._declared.inputs.by_topic]
 
     def received(self, topic: str, records: list[IncomingRecord]) -> list[IncomingRecord]:
-        """Return records of an input as its handlers have them: with the headers of the input's type."""
+        """Return records of an input, or of the source's own topic, as handlers have them: with the types that its rule
+        gives them."""
         return self._declared.inputs.received(topic, records)
 
     def input_topics(self) -> list[TopicSpec]:

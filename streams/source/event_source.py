@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from streams.core.router import check_callable
 from streams.errors import RegistrationError
+from streams.formats.rules import TypeRule
 from streams.metrics import MetricsHandler
 from streams.model.answers import Answer
 from streams.model.topics import TopicSpec
@@ -45,6 +46,9 @@ class EventSource(Declaring[StoreT]):
     the key of their records (``routed_by=str``, or ``lambda key: key``), or one that this can be derived from; without
     it a key that is not in the partition of records with the same key may be in another one.
 
+    ``types`` is the rule that gives the records of the topic their types, if they have not our headers:
+    ``types=Only(Click)``, or ``ByField``, ``ByHeader``, ``ByFunction``, ``CloudEvents`` of ``streams.formats``.
+
     ``lifespan`` makes an asynchronous context manager of things that handlers and jobs need as long as the source runs
     (an HTTP client, a database pool). It is entered on the event loop before any partition is worked on, and left after
     the last. An exception on the way in stops the source with a ``StreamsError``. Replays (``streams.spark.replay``) do
@@ -52,7 +56,13 @@ class EventSource(Declaring[StoreT]):
     """
 
     @overload
-    def __init__(self: EventSource[None], config: EventSourceConfig, *, lifespan: Lifespan | None = None) -> None: ...
+    def __init__(
+        self: EventSource[None],
+        config: EventSourceConfig,
+        *,
+        lifespan: Lifespan | None = None,
+        types: TypeRule | None = None,
+    ) -> None: ...
 
     @overload
     def __init__(
@@ -62,6 +72,7 @@ class EventSource(Declaring[StoreT]):
         *,
         lifespan: Lifespan | None = None,
         routed_by: Callable[[Any], str | bytes] | None = None,
+        types: TypeRule | None = None,
     ) -> None: ...
 
     def __init__(
@@ -71,8 +82,9 @@ class EventSource(Declaring[StoreT]):
         *,
         lifespan: Lifespan | None = None,
         routed_by: Callable[[Any], str | bytes] | None = None,
+        types: TypeRule | None = None,
     ) -> None:
-        declared = Declarations(config, store)
+        declared = Declarations(config, store, types)
         if routed_by is not None:
             check_callable("routed_by", routed_by, "key")
         if lifespan is not None:

@@ -6,7 +6,8 @@ from streams.core.router import Route
 from streams.core.visits import VisitRequest
 from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
-from streams.model.topics import InputSpec, TopicSpec
+from streams.formats.rules import Deleted, Only, TypeRule
+from streams.model.topics import InputSpec, TopicSpec, specs_of
 from streams.outcomes import Retry
 from streams.records import IncomingRecord
 from streams.runtime import source_topics
@@ -17,8 +18,10 @@ from streams.source.registry import Registry
 class DeclaredInputs:
     """The topics that a source reads beside its own one: ``by_topic``, in the order of their declarations."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, types: TypeRule | None) -> None:
+        check_rule("the event source", types)
         self._registry = registry
+        self.types = registry.router.types = types
         config = registry.config
         if config.visits:
             event_type = event_type_of(VisitRequest)
@@ -35,7 +38,9 @@ class DeclaredInputs:
             for topic in config.own_inputs
         }
 
-    def declare(self, topic: str, event: type[object] | None, nulls: Retry | None) -> str:
+    def declare(
+        self, topic: str, event: type[object] | None, nulls: Retry | type[Deleted] | None, types: TypeRule | None
+    ) -> str:
         """See ``EventSource.input``."""
         self._registry.check_declarable("input", topic, "it cannot be a further input")
         if topic in self.by_topic:
@@ -45,17 +50,27 @@ class DeclaredInputs:
                 f"source.input({topic!r}): the source's topic is on another cluster (source_bootstrap_servers); a "
                 "source with several inputs has all of them where its group is"
             )
-        if nulls is not None and not isinstance(nulls, Retry):
+        if nulls is not None and not isinstance(nulls, Retry) and (nulls is not Deleted or event is None):
             raise ConfigError(
-                f"nulls of source.input({topic!r}) is {nulls!r}; it must be an error policy, such as SKIP"
+                f"nulls of source.input({topic!r}) is {nulls!r}; it must be an error policy, such as SKIP (Deleted: "
+                "with event=, or in the rule of types=)"
             )
-        headers = None if event is None else tuple(event_type_of(event).headers)
-        self.by_topic[topic] = InputSpec(topic, headers, nulls)
+        check_rule(f"source.input({topic!r})", types)
+        if event is not None and types is not None:
+            raise ConfigError(f"source.input({topic!r}) has both event= and types=; event=X is types=Only(X)")
+        if event is not None:
+            types, nulls = Only(event, nulls=nulls), None
+        self.by_topic[topic] = InputSpec(topic, types, nulls if isinstance(nulls, Retry) else None)
         return topic
+
+    @property
+    def specs(self) -> dict[str, InputSpec]:
+        """The further inputs by topic, with the source's own one if it has a rule of types."""
+        return specs_of(self._registry.config.topic, self._registry.router.types, self.by_topic.values())
 
     def received(self, topic: str, records: list[IncomingRecord]) -> list[IncomingRecord]:
         """Return records of an input as its handlers have them."""
-        spec = self.by_topic.get(topic)
+        spec = self.specs.get(topic)
         return records if spec is None else spec.received(records)
 
     def topics(self) -> list[TopicSpec]:
@@ -64,11 +79,20 @@ class DeclaredInputs:
         return [source_topics.spec_of_input(config, spec) for spec in self.by_topic.values() if not spec.is_own]
 
     def check(self) -> None:
-        """Check that an input's events have a handler. Raises ``RegistrationError``."""
+        """Check that the events that rules give have a handler. Raises ``RegistrationError``."""
         router = self._registry.router
-        for spec in self.by_topic.values():
-            name = None if spec.headers is None else spec.headers[0][1]
-            if name is not None and name not in router.routes and router.default is None:
-                raise RegistrationError(
-                    f"all records of the input {spec.topic!r} are {name.decode()!r}, which has no handler: register one"
-                )
+        for spec in self.specs.values():
+            for name in () if spec.types is None else spec.types.names:
+                if name.encode() not in router.routes and router.default is None:
+                    raise RegistrationError(
+                        f"{spec.types} says which records of {spec.topic!r} are {name!r}, which has no handler: "
+                        "register one"
+                    )
+
+
+def check_rule(what: str, types: object) -> None:
+    """Raise ``ConfigError`` for what is no rule of types."""
+    if types is not None and not isinstance(types, TypeRule):
+        raise ConfigError(
+            f"types of {what} is {types!r}; it must be a rule of streams.formats, such as Only(Click) or CloudEvents()"
+        )

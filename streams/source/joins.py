@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 from streams.codecs import codec_for
 from streams.core.router import Route, check_callable
 from streams.errors import ConfigError, RegistrationError
+from streams.formats.rules import Always
 from streams.model.partitioners import PartitionerName
 from streams.model.topics import InputSpec
 from streams.outcomes import Retry
@@ -73,7 +74,8 @@ class DeclaredJoins:
         name, policy = f"{ROUTE_PREFIX}{topic}", self._registry.config.error_policy
         # A handler for its records from the start: without one for updates they change rows and nothing else.
         self._registry.router.add(Route(name, None, keep_row, blocking=False, policy=policy, kind=JoinKind(topic)))
-        self._inputs[topic] = InputSpec(topic, ((TYPE_HEADER, name.encode()),), None, on_error, table)
+        rule = Always(f"the rows of {topic}", ((TYPE_HEADER, name.encode()),))
+        self._inputs[topic] = InputSpec(topic, rule, None, on_error, table)
         return table
 
     def register_update(self, table: Joined[Any, Any], handler: F | None, on_error: Retry | None) -> Callable[[F], F]:

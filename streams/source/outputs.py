@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from streams.errors import ConfigError, RegistrationError
-from streams.model.partitioners import Partitioner, PlaceOf, checked
-from streams.model.topics import TopicSpec
+from streams.formats.cloudevents import CloudEvents
+from streams.model.partitioners import NullKeys, Partitioner, PlaceOf, checked
+from streams.model.topics import SentTo, TopicSpec
 from streams.runtime import source_topics
 from streams.sak.numbers import is_whole
 from streams.source.registry import Registry
@@ -21,6 +22,9 @@ class DeclaredOutputs:
         self.by_topic: dict[str, TopicSpec] = {}
         self.partitioners: dict[str, PlaceOf] = {}
         """Of the topics whose keys are not placed by murmur2."""
+        self._forms: dict[str, CloudEvents] = {}
+        self.null_keys: dict[str, NullKeys] = {}
+        """Of the topics whose records without a key are not placed by transactions."""
 
     def declare(
         self,
@@ -29,6 +33,8 @@ class DeclaredOutputs:
         replication_factor: int | None,
         configs: Mapping[str, str] | None,
         partitioner: Partitioner,
+        form: CloudEvents | None,
+        null_keys: NullKeys = "sticky",
     ) -> str:
         """See ``EventSource.output``."""
         self._registry.check_declarable("output", topic, "it needs no declaration as output")
@@ -39,6 +45,11 @@ class DeclaredOutputs:
             if value is not None and (not is_whole(value) or value < 1):
                 raise ConfigError(f"{name} {what} is {value!r}; it must be a whole number, 1 or more")
         place_of = checked(partitioner, f"partitioner {what}")
+        if form is not None and not getattr(form, "source", ""):
+            raise ConfigError(f'form {what} is {form!r}; it must be CloudEvents(source="/..."), which can write')
+        if null_keys not in get_args(NullKeys):
+            ways = ", ".join(get_args(NullKeys))
+            raise ConfigError(f"null_keys {what} is {null_keys!r}; it must be one of {ways}")
         given: Mapping[Any, Any] = configs or {}  # whatever it is
         for name, setting in given.items():
             if not isinstance(name, str) or not isinstance(setting, str):
@@ -47,10 +58,29 @@ class DeclaredOutputs:
         self.by_topic[topic] = source_topics.spec(config, topic, num_partitions, replication_factor, configs)
         if partitioner != "murmur2":
             self.partitioners[topic] = place_of
+        if form is not None:
+            self._forms[topic] = form
+        if null_keys != "sticky":
+            self.null_keys[topic] = null_keys
         return topic
 
     @property
-    def sent_to(self) -> frozenset[str] | None:
-        """The only topics that records may be sent to; ``None``: any, since no output is declared."""
-        own = source_topics.purposes(self._registry.config)
-        return frozenset(self.by_topic) | frozenset(own) if self.by_topic else None
+    def forms(self) -> dict[str, CloudEvents]:
+        """The forms of the topics whose events have not our headers; among them the source's own, by its rule."""
+        types = self._registry.router.types
+        own = {self._registry.config.topic: types} if isinstance(types, CloudEvents) and types.source else {}
+        return own | self._forms
+
+    @property
+    def sent_to(self) -> SentTo:
+        """The topics that records may be sent to: any, if no output is declared. Not to the source's own topic if its
+        rule cannot write."""
+        config, unwritable = self._registry.config, dict[str, str]()
+        types = self._registry.router.types
+        if types is not None and config.topic not in self.forms:
+            unwritable[config.topic] = (
+                f"{config.topic} is the source's own topic, where {types.title} says what a record is; it can write "
+                "none: send it by ctx.loop, or to another topic"
+            )
+        own = source_topics.purposes(config)
+        return SentTo(frozenset(self.by_topic) | frozenset(own) if self.by_topic else None, unwritable)

@@ -8,6 +8,7 @@ from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
+    from streams.stores.foreign import ForeignRow
     from streams.stores.heap import Heap
     from streams.stores.indexes import Index
     from streams.stores.joined import Joined
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from streams.stores.windows import LateItem, Window, Windows
 
 __all__ = [
+    "ForeignRow",
     "HashEngine",
     "Heap",
     "Index",
@@ -46,6 +48,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "engines": "KeyValueEngine OrderedKeyValueEngine",
+            "foreign": "ForeignRow",
             "heap": "Heap",
             "indexes": "Index",
             "joined": "Joined",

@@ -20,7 +20,7 @@ from streams.stores.joined_table import JoinedTable
 from streams.testing.driven_beginnings import DrivenBeginnings
 from streams.testing.driven_jobs import DrivenJobs
 from streams.testing.driven_tables import DrivenTable, declared_table
-from streams.testing.driver_base import Unsettled, decoded
+from streams.testing.driver_base import Unsettled
 from streams.testing.fault_points import Point, Trap
 from streams.testing.quiescence import broken_promises
 from streams.testing.simulation.faults import Conditions, Strike
@@ -183,7 +183,7 @@ class TestDriver(DrivenBeginnings, DrivenJobs, Generic[StoreT]):
         """
         found = sorted(committed_records(self._world.broker, topic), key=lambda pair: pair[0].number)
         records = [record for _, record in found]
-        return [decoded(record, event_classes) for record in records] if event_classes else records
+        return self._decoded(topic, records, event_classes) if event_classes else records
 
     @overload
     def new_outputs(self, topic: str, /) -> list[IncomingRecord]: ...
@@ -198,7 +198,7 @@ class TestDriver(DrivenBeginnings, DrivenJobs, Generic[StoreT]):
         found = sorted(committed_records(self._world.broker, topic), key=lambda pair: pair[0].number)
         self._read[topic] = max([seen, *(entry.number for entry, _ in found)])
         records = [record for entry, record in found if entry.number > seen]
-        return [decoded(record, event_classes) for record in records] if event_classes else records
+        return self._decoded(topic, records, event_classes) if event_classes else records
 
     def dead_letters(self) -> list[IncomingRecord]:
         """Committed dead letters, in the order in which they were written."""

@@ -150,6 +150,10 @@ class Driving:
             loop.close()
             self._world.state_folder.close()
 
+    def _decoded(self, topic: str, records: list[IncomingRecord], classes: tuple[type[Any], ...]) -> list[Any]:
+        form = self._world.forms_sent.get(topic)
+        return [decoded(record, classes) for record in (records if form is None else form.received(records))]
+
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -235,7 +239,7 @@ def _failure(member: DrivenMember) -> BaseException | None:
 
 def decoded(record: IncomingRecord, classes: tuple[type[Any], ...]) -> Any:
     """The event of a record, which must be one of these types. Raises ``DecodeError``, ``RegistrationError``."""
-    types = {described.name: described for described in map(event_type_of, classes)}
+    types = {name: described for described in map(event_type_of, classes) for name in described.names}
     described = types.get(record.record_type or "")
     if described is None:
         raise DecodeError(f"{record.where} is a {record.record_type!r}; expected were {', '.join(types)}")

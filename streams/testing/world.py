@@ -16,6 +16,7 @@ import msgspec
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.router import Route
 from streams.errors import ConfigError, StreamsError
+from streams.formats.cloudevents import CloudEvents
 from streams.metrics import Measurement
 from streams.model.group import transactional_id
 from streams.model.topics import InputSpec
@@ -221,6 +222,11 @@ class DrivenWorld:
     def inputs_read(self) -> dict[str, InputSpec]:
         """The inputs beside the source's own topic, as they are declared."""
         return self._source._declared.inputs.by_topic
+
+    @property
+    def forms_sent(self) -> dict[str, CloudEvents]:
+        """The forms of topics whose events have not our headers."""
+        return self._source._declared.outputs.forms
 
     @property
     def lookups_read(self) -> dict[str, Lookup[Any, Any]]:

@@ -120,7 +120,7 @@ class GlobalTable(ReadTable[K, V], Generic[K, V]):
         if name is None or event is None:
             self._decode_value(value)
             return value
-        if name != event.name.encode():
+        if name not in [known.encode() for known in event.names]:
             raise DecodeError(f"a {name.decode(errors='replace')[:80]!r} in a table of {event.name!r}")
         version = 1
         if any(header == VERSION_HEADER for header, _ in record.headers or ()):

@@ -65,6 +65,18 @@ command(
     behind=1,
 )
 command(
+    "reset",
+    "--to",
+    "earliest",
+    "--state",
+    "keep",
+    "--no-backup",
+    "--yes",
+    rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-reset"],
+    prepare=has_more,
+    behind=1,
+)
+command(
     "offsets",
     "start",
     "--at",

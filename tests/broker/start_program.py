@@ -1,7 +1,7 @@
-"""``kes offsets start`` as a process that is killed at a step: "before" or "after" a call, or "within" one, so many
-milliseconds behind its begin.
+"""``kes offsets start``, or ``kes reset``, as a process that is killed at a step: "before" or "after" a call, or
+"within" one, so many milliseconds behind its begin.
 
-python start_program.py BOOTSTRAP GROUP TOPIC STEP OPTIONS
+python start_program.py BOOTSTRAP GROUP TOPIC STEP COMMAND OPTIONS
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from streams import EventSource
 from streams.cli import main
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.writing.blocking import BlockingSlot
+from streams.stores.foreign import ForeignRow
 from tests.vocabulary import TOTALS, config_of
 
 
@@ -43,11 +44,16 @@ def die_at(step: str) -> None:
     setattr(owner, name, struck)
 
 
+def take(store: Any, row: ForeignRow) -> None:
+    """A row with a number in decimal digits."""
+    store.put((row.key or b"").decode(), int(row.value))
+
+
 if __name__ == "__main__":
-    bootstrap, group, topic, step, *words = sys.argv[1:]
+    bootstrap, group, topic, step, command, *words = sys.argv[1:]
     if step:
         die_at(step)
     settings = {"group_id": group, "topic": topic, "num_partitions": 2, "bootstrap_servers": bootstrap}
     sys.modules["shop"] = ModuleType("shop")
-    vars(sys.modules["shop"])["source"] = EventSource(config_of(**settings), TOTALS)
-    sys.exit(main.main(["offsets", "start", "shop:source", *words, "--yes", "--json"]))
+    vars(sys.modules["shop"]).update(source=EventSource(config_of(**settings), TOTALS), take=take)
+    sys.exit(main.main([*command.split(), "shop:source", *words, "--yes", "--json"]))

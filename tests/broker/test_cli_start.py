@@ -182,10 +182,10 @@ async def test_a_member_that_starts_meanwhile_waits_and_begins_there(lab: Lab, k
     await running.__aexit__(None, None, None)
 
 
-async def killed(lab: Lab, group: str, step: str, *words: str) -> Any:
+async def killed(lab: Lab, group: str, step: str, *words: str, command: str = "offsets start") -> Any:
     """Run the command in a process that dies at a step; its answer, if it came to one."""
-    command = [sys.executable, str(PROGRAM), lab.bootstrap, group, lab.topic, step, *words]
-    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+    program = [sys.executable, str(PROGRAM), lab.bootstrap, group, lab.topic, step, command, *words]
+    ended = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=60)
     assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
     return json.loads(ended.stdout) if ended.returncode == 0 else None
 

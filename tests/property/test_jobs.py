@@ -24,7 +24,6 @@ from streams.core.token_bucket import TokenBucket
 from streams.errors import MembershipLost, NotOwned
 from streams.records import IncomingRecord
 from streams.runtime.changelog import decode_timer, encode_timer, timer_key
-from streams.runtime.ownership.handover import Handover
 from streams.runtime.partition.job_runs import JobRuns
 from streams.runtime.partition.timers import PartitionTimers
 from streams.settings import TimeoutConfig
@@ -206,10 +205,6 @@ JOB_SAFEGUARDS: dict[str, tuple[list[tuple[Any, str, str, str]], Callable[[], No
     "the_bound_holds_up_no_input": (
         [(PartitionTimers, "_bound_jobs", "self.jobs_full = name", "pass")],
         unit.test_at_its_bound_the_partition_takes_no_input_and_ends_go_on,
-    ),
-    "a_copy_that_stays_lacks_the_queues": (
-        [(Handover, "_was_handed_over", " and not worker.timers.parked.by_name", "")],
-        lambda: unit.test_a_warm_move_and_back_keeps_jobs_and_parked_keys(parks=True),
     ),
     "the_counter_does_not_move": (
         [(PartitionTimers, "contents", " if self.jobs.next else there", " if False else there")],

@@ -14,6 +14,7 @@ from streams.model.places import EARLIEST, LATEST, Places, places_of, shown_plac
 from streams.records import IncomingRecord
 from streams.runtime.changelog import BEGIN_FORMAT, BEGIN_KEY, BeginRecord, decode_begin
 from streams.runtime.ownership.beginnings import Beginnings
+from streams.stores.foreign import ForeignRow
 from streams.testing import TestDriver
 from streams.testing.driver import START_TIME
 from tests.unit.driver_kit import OUT, build, config, totals
@@ -216,6 +217,21 @@ def test_a_driver_begins_once_and_only_in_the_log() -> None:
         driver.start()
         driver.settle()
         assert totals(driver) == [1]
+
+
+def test_rows_of_another_program_come_along() -> None:
+    rows = [
+        ForeignRow(topic="old-changelog", partition=0, offset=at, key=key, value=b"%d" % at, timestamp_ms=0)
+        for at, key in enumerate((b"a", b"b", b"b"))
+    ]
+    with TestDriver(build(), start=False) as driver:
+        send(driver, "a", "b")
+        with pytest.raises(ConfigError, match="rows need take"):
+            driver.begin({0: 1}, rows=rows)
+        driver.begin({0: 1}, rows=rows, take=lambda store, row: store.put(row.key.decode(), int(row.value)))
+        driver.start()
+        driver.settle()
+        assert (driver.store(0).get("a"), driver.store(0).get("b")) == (0, 3)
 
 
 def test_a_begin_record_of_a_newer_version_is_refused_and_a_foreign_one_too() -> None:

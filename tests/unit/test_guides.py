@@ -56,6 +56,8 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
     ("page", "test"),
     [
         ("reference/events", None),
+        ("guides/foreign-topics", None),
+        ("guides/cloudevents", None),
         ("reference/stores", None),
         ("guides/state-on-disk", None),
         ("guides/beginnings", "test_it_begins_behind_the_first_deposit"),

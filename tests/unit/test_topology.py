@@ -88,8 +88,8 @@ def test_a_copy_of_declarations_is_open_and_apart() -> None:
     copied = declared.copy()
     assert copied.topology == declared.topology
     assert copied.outputs.partitioners == declared.outputs.partitioners == {"there": PARTITIONERS["fnv1a"]}
-    copied.outputs.declare("own", None, None, None, "crc32")
-    copied.inputs.declare("other", None, None)
+    copied.outputs.declare("own", None, None, None, "crc32", None)
+    copied.inputs.declare("other", None, None, None)
     copied.handlers.schedule(
         lambda ctx: None, every=1.0, jitter=0.0, missed=MissedRuns.SKIP, on_error=None, blocking=False
     )

@@ -11,6 +11,7 @@ from streams.errors import OffsetError, Stopped, TopicError
 from streams.kafka import permissions
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_view import GroupQuestions, GroupView, MemberView
+from streams.kafka.questions.raw_log import RawLogs
 from streams.kafka.questions.requests import commit, forget
 from streams.kafka.questions.takeover import SourceLog, WireTakeOver
 from streams.kafka.reading.reader import PartitionReader
@@ -29,8 +30,6 @@ _SECONDS: Final = 30.0
 """Seconds for one question, unless the caller sets another time."""
 _POLL_SECONDS: Final = 0.1
 """Seconds of one wait for delivery reports."""
-_CLOSE_SECONDS: Final = 2.0
-"""Seconds for the end of the thread and its connections."""
 _MOST_NAMED: Final = 5
 _AT_REST: Final = ("Empty", "Dead", "")  # the last one: there is no such group
 
@@ -62,7 +61,7 @@ class GroupChecks:
         if self._elsewhere is not None:
             self._elsewhere.close()
         self._questions.close()
-        self._client.close(_CLOSE_SECONDS)
+        self._client.close()
 
     def source(self, topic: str = "") -> tuple[dict[int, tuple[int, int]], str]:
         """(log start, high watermark) of each partition of the source topic, or of another input, and the topic's id.
@@ -89,6 +88,7 @@ class GroupChecks:
     def refuse_if_alive(self) -> GroupView:
         """Return the group. Raises ``OffsetError`` when it has members. What departed members left open is ended, so
         that it cannot be committed any more."""
+        # Before the fence, which would abort what living members have under way.
         group = self.resting(self._config.group_id)
         # A frozen member that has sent its offsets could still commit them when it goes on.
         self._group_log.fence_departed((), self._deadline())
@@ -223,17 +223,34 @@ class GroupChecks:
     def first_record(self, topic: str) -> IncomingRecord | None:
         """Return a committed record of a changelog that is no tombstone, if it holds one."""
         ranges = self._group_log.log_range(topic, range(self._config.num_partitions), self._deadline())
-        ranges = {number: span for number, span in ranges.items() if span[0] < span[1]}
-        found: list[IncomingRecord] = []
+        return next(iter(self.first_within(topic, ranges, most=1).values()), None)
+
+    def first_within(
+        self, topic: str, ranges: Mapping[int, tuple[int, int]], *, most: int | None = None
+    ) -> dict[int, IncomingRecord]:
+        """Return the first committed record of each partition within these ranges that is no tombstone, or of the
+        first ``most`` partitions that have one."""
+        wanted = len([low for low, high in ranges.values() if low < high]) if most is None else most
+        found: dict[int, IncomingRecord] = {}
+
+        def receive(number: int, records: list[IncomingRecord]) -> None:
+            first = next((record for record in records if record.value is not None), None)
+            if first is not None:
+                found.setdefault(number, first)
+
         with contextlib.closing(PartitionReader(self._settings)) as reader, contextlib.suppress(Stopped):
             reader.read(
                 topic,
                 ranges,
-                lambda _, records: found.extend(record for record in records if record.value is not None),
+                receive,
                 stalled_after_seconds=self._seconds,
-                cancelled=lambda: bool(found),  # the first record is enough: changelogs may be large
+                cancelled=lambda: len(found) >= wanted,  # the first ones are enough: changelogs may be large
             )
-        return found[0] if found else None
+        return found
+
+    def end_transactional(self, topic: str, ends: Mapping[int, int]) -> dict[int, bool]:
+        """Check of each partition with records whether the last batch is one of a transaction."""
+        return RawLogs(self._client).end_transactional(topic, ends, self._deadline())
 
     def refuse_unless_empty(self, topic: str) -> None:
         """Raises ``OffsetError`` when a changelog holds anything committed: state, or a position."""

@@ -4,7 +4,7 @@ shows."""
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from streams.kafka import permissions
@@ -16,7 +16,7 @@ from streams.kafka.wire.schemas.fetch import FetchRequest
 from streams.kafka.wire.topic_questions import EARLIEST, LATEST, only
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # of record batches v2 (Kafka's documentation, "Message Format")
-_COMPRESSION, _CONTROL = 0x07, 0x20  # in the attributes
+_COMPRESSION, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20  # in the attributes
 _INT16: Final = struct.Struct(">h")
 _ATTRIBUTES_AT: Final = 21
 _LEAST_LENGTH: Final = 14  # of a batch behind its offset and its length, in the oldest format
@@ -31,7 +31,7 @@ _FIRST_FETCH, _FETCH = 4, 11  # versions that return batches as they are, and na
 class LogBatch(NamedTuple):
     """One batch. ``marker``: whether it is the marker of a commit; ``None``: it is none, or compaction took what it
     said (``is_control``). ``max_timestamp``: of a marker, the clock of the broker that wrote it. ``content``: all
-    bytes of it."""
+    bytes of it. ``is_transactional``: of a transaction, or its marker."""
 
     base: int
     last: int
@@ -42,6 +42,7 @@ class LogBatch(NamedTuple):
     marker: bool | None
     max_timestamp: int
     content: bytes
+    is_transactional: bool = False
 
 
 class Stretch(NamedTuple):
@@ -70,7 +71,10 @@ def batches(data: bytes) -> Iterator[LogBatch]:
             marker, is_control, content = None, bool(attributes & _CONTROL), data[at:end]
             if is_control and count:  # compaction may have emptied it
                 marker = WireBytes(content, _MARKER_TYPE).take(_INT16)[0] == 1
-            yield LogBatch(base, base + delta, count, producer, epoch, is_control, marker, newest, content)
+            is_transactional = bool(attributes & _TRANSACTIONAL)
+            yield LogBatch(
+                base, base + delta, count, producer, epoch, is_control, marker, newest, content, is_transactional
+            )
         at = end
 
 
@@ -101,6 +105,21 @@ def _signed(source: WireBytes) -> int:
 
 class RawLogs(Questions):
     """Reads logs up to their high watermark, whatever is committed. Coroutines for the client's loop."""
+
+    def end_transactional(self, topic: str, ends: Mapping[int, int], deadline: float) -> dict[int, bool]:
+        """Check of each partition whether the batch in front of its high watermark is one of a transaction; partitions
+        without any are left out. Blocks."""
+
+        async def work() -> dict[int, bool]:
+            await self._connected(deadline)
+            found: dict[int, bool] = {}
+            for number, end in ends.items():
+                for batch in await self._fetch(topic, number, end - 1, deadline) if end else ():
+                    if batch.base < end:
+                        found[number] = batch.is_transactional
+            return found
+
+        return self._client.call(work, deadline)
 
     async def _walk(self, topic: str, partition: int, start: int, end: int, deadline: float) -> AsyncIterator[LogBatch]:
         """Read the batches from ``start`` on, up to ``end`` (exclusive). Raises as ``_until``, also at the

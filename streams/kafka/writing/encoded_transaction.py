@@ -7,7 +7,7 @@ topic that is not known yet, or a record that is refused, ends it; ``complete`` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from streams.errors import RecordsRefused, TransactionFailed
@@ -17,7 +17,8 @@ from streams.kafka.wire.cluster import UNKNOWN_SECONDS, Cluster
 from streams.kafka.wire.codes import Code
 from streams.kafka.wire.messages import PartitionError
 from streams.kafka.writing.record_batch import EncodedRecords, Part, in_bytes
-from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
+from streams.model.topics import SentTo
+from streams.records import Change, Output, OwnSample, RefusedRecord, changelog_record, shown_key
 
 _CHECK_SECONDS: Final = 0.001
 """Seconds between two looks whether the metadata of a topic have arrived."""
@@ -27,7 +28,7 @@ class EncodedTransaction:
     """The records of one attempt to send a transaction. On the loop. ``encoded`` is what a slot sends. ``topics``: the
     only ones that are sent to; ``None``: any."""
 
-    def __init__(self, cluster: Cluster, timeout_seconds: float, topics: Collection[str] | None = None) -> None:
+    def __init__(self, cluster: Cluster, timeout_seconds: float, topics: SentTo | None = None) -> None:
         self.encoded = EncodedRecords(cluster.placements, cluster.settings.message_limit)
         self.written: list[tuple[Sequence[Part], Mapping[tuple[str, int], int]]] = []
         """The batches that were sent, round by round, and the offset of the first record of each that is in its log."""
@@ -46,6 +47,14 @@ class EncodedTransaction:
             for where in [(part.topic, part.partition)]
             for base in [bases.get(where, -1)]
         }
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of the records of each topic that are sent, before compression."""
+        sizes: dict[str, int] = {}
+        for parts, _ in self.written:
+            for part in parts:
+                sizes[part.topic] = sizes.get(part.topic, 0) + part.batch.size
+        return sizes
 
     def fill(self, outputs: Sequence[Output]) -> None:
         """Encode the outputs that are not encoded yet, as far as that can be done now. ``outputs`` are all of the
@@ -74,6 +83,8 @@ class EncodedTransaction:
 
     async def add(self, output: Output) -> None:
         """Encode one record. Waits and raises as ``complete`` does."""
+        if isinstance(output, OwnSample):  # it has no topic, so the encoder leaves it here
+            return
         record, since = in_bytes(output), asyncio.get_running_loop().time()
         while not self.encoded.add([record], 0, self._cluster.now_ms()):
             self._check(record, output, since)
@@ -103,8 +114,8 @@ class EncodedTransaction:
         """Look for the topic of a record that was not taken, if it is not known yet, or its metadata are older than
         ``since`` (the loop's time). Raise where waiting does not help."""
         topic, cluster = output.topic, self._cluster
-        if self._topics is not None and topic not in self._topics:  # never looked for, so no encoder ever knows it
-            raise RecordsRefused("produce", [RefusedRecord(topic, "REFUSED", _undeclared(topic), True, output)])
+        if self._topics is not None and (why := self._topics.refusal(topic)):  # never looked for: no encoder knows it
+            raise RecordsRefused("produce", [RefusedRecord(topic, "REFUSED", why, True, output)])
         refusal = self.encoded.refusal(record)
         if refusal is not None:
             refused = RefusedRecord(topic, "REFUSED", str(refusal), True, output)
@@ -123,13 +134,6 @@ class EncodedTransaction:
             if answers.PRODUCE.get(code) in (Meaning.BLOCKED, Meaning.REFUSED) or seconds > UNKNOWN_SECONDS:
                 raise RecordsRefused("produce", [answers.refused_record(topic, -1, code, "", output)])
         cluster.check_patience(topic, self._timeout)
-
-
-def _undeclared(topic: str) -> str:
-    return (
-        f"the topic {topic!r} is not declared, and the event source declares its outputs: add source.output({topic!r}) "
-        "or correct the name"
-    )
 
 
 def _beyond(record: Output, output: Output, count: int) -> RefusedRecord:

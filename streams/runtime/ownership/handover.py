@@ -170,9 +170,7 @@ class Handover:
         member, partition = self._member, worker.partition
         self._handed_over[partition] = order
         # Only a store of bytes by key may receive the last records again; a cancelled event may have left its traces.
-        # And the queues of parked keys are not kept as the records that a copy has.
         is_whole = worker.store is not None and worker.is_journalled and not worker.scope.cancel_called
-        is_whole = is_whole and not worker.timers.parked.by_name
         if position is not None and is_whole:
             timers = worker.timers.contents()
             self._replicas.adopt(

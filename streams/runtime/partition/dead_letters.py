@@ -112,10 +112,11 @@ def dead_letter(
     handler: str = "",
     instance: str = "",
 ) -> DeadLetter:
-    """Make the record for the dead-letter topic: same key, value and headers, same partition number. That of a timer's
+    """Make the record for the dead-letter topic: same key, value and headers as it was received with, same partition
+    number; the type that a rule gave it is among our headers. That of a timer's
     event names the timer and its due time; its offset is -1. ``handler`` and ``instance``: the function that failed and
     the member that it ran on, if they are known."""
-    cause = reason_of(error)
+    cause, came = reason_of(error), record.as_received
     facts = {
         "topic": record.topic,
         "partition": str(record.partition),
@@ -128,15 +129,18 @@ def dead_letter(
     }
     if timer is not None:
         facts |= timer.facts
-    facts |= {"kind": ROW} if record.record_type == ROUTE_PREFIX + record.topic else {}
+    if record.record_type == ROUTE_PREFIX + record.topic:
+        facts["kind"] = ROW
+    elif record.record_type is not None and came is not record:
+        facts["type"] = record.record_type
     facts |= {"handler": handler} if handler else {}
     facts |= {"instance": instance} if instance else {}
     facts |= {"trace": trace} if (trace := short_trace(cause)) else {}
     # Ours come last: their number tells them apart from the record's own, which may have any names.
-    headers: Headers = list(record.headers or ())
+    headers: Headers = list(came.headers or ())
     headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
     origin, at = (record.offset if timer is None else timer.origin), record.partition
-    return DeadLetter(topic, record.value, record.key, headers, at, 0, at, origin, len(facts), timer is None)
+    return DeadLetter(topic, came.value, record.key, headers, at, 0, at, origin, len(facts), timer is None)
 
 
 def short_trace(error: BaseException) -> str:

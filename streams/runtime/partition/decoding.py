@@ -8,8 +8,9 @@ from typing import Any
 from streams.core.router import Route
 from streams.errors import DecodeError
 from streams.events import parse_version
-from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
+from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, TypedRecord
 from streams.runtime.partition.failures import describe_type
+from streams.runtime.partition.splitting import split_event
 
 
 def read_event(
@@ -17,6 +18,8 @@ def read_event(
 ) -> tuple[Route | None, Any, DecodeError | None]:
     """Decode a record as its handler would have it: return (route, event, None), or the reason why there is none;
     ``where``: the record's name in errors."""
+    if isinstance(record, TypedRecord) and record.is_refused:
+        return None, None, DecodeError(f"{where or record.where}: {record.reason}")
     name = record.header(TYPE_HEADER)
     route = routes.get(name) if name is not None else None
     if route is None:
@@ -26,6 +29,9 @@ def read_event(
             return None, None, DecodeError(f"{where or record.where}: {describe_type(record)}; {advice}")
     versions = [content for header, content in record.headers or () if header == VERSION_HEADER]
     try:
-        return route, route.decode(record.value, parse_version(versions[0]) if versions else 1), None
+        version = parse_version(versions[0]) if versions else 1
+        if route.event_type is not None and route.event_type.splits and version < route.version:
+            return *split_event(routes, route, record.value, version), None
+        return route, route.decode(record.value, version), None
     except DecodeError as error:
         return route, None, DecodeError(f"{where or record.where}: {error}")

@@ -12,16 +12,29 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any, Final
 
+from streams.model.topics import TypesRecords
 from streams.records import IncomingRecord
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import SLICE, HotPath, next_size
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.state import Partition
+from streams.runtime.ports import Polled
 from streams.runtime.signal import Signal
 
 BACK_TO_BACK_SECONDS: Final = 0.0005
 """Deliveries that follow one another by less are taken for one: they have waited together for the loop, and nothing
 else runs between them."""
+
+
+def typed(deliver: Callable[[Polled], None], types: TypesRecords | None) -> Callable[[Polled], None]:
+    """Return what takes the batches of the source's own topic. Bound once: without a rule it is ``deliver`` itself."""
+    if types is None:
+        return deliver
+
+    def take(batch: Polled) -> None:
+        deliver(batch._replace(records={number: types.received(found) for number, found in batch.records.items()}))
+
+    return take
 
 
 class DeliveryBudget:

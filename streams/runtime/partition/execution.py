@@ -20,8 +20,7 @@ from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
-from streams.metrics import EventFailed
-from streams.model.tracing import EventSpan, carried, stamped, with_context
+from streams.model.tracing import Carrier, EventSpan, carried, stamped, with_context
 from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
@@ -30,6 +29,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import (
     RestartNeeded,
     describe,
+    event_failed,
     of_policy,
     trace_of,
 )
@@ -343,7 +343,7 @@ class Execution:
             parked = self.parked_events.begun(failure, record, timer, policy, handler, pause_seconds)
         if self.span is not None:
             self.span.failed(failure.error, failure.attempts, decision.value)
-            record = msgspec.structs.replace(record, headers=stamped(record.headers, self.span.carrier))
+            record = _stamped(record, self.span.carrier)
         self._announce(decision, failure, record, route, timer)
         # An update changes its row whatever its handler has done.
         ctx = self.context_of(record, route, 1 if route is None else failure.attempts, timer)
@@ -404,7 +404,7 @@ class Execution:
         partition, host = self._partition, self._host
         attempts, error = failure.attempts, failure.error
         name = record.where if timer is None else f"{timer.title} of {partition.topic_partition}"
-        host.measure(EventFailed(partition.partition, record.offset, describe(error), decision.value))
+        host.measure(event_failed(record, error, decision.value, host.router.routes if route is None else None))
         if route is None:  # its error begins with the place
             text = f"{describe(error)}; the record cannot be read"
         else:
@@ -428,9 +428,15 @@ class Execution:
     def decode_policy(self, record: IncomingRecord) -> Retry:
         """Return the policy of a record that cannot be read."""
         spec = self._partition.specs.get(record.topic)
-        nulls, on_error = (None, None) if spec is None else (spec.nulls, spec.on_error)
-        return (nulls if record.value is None else None) or on_error or self._host.config.decode_policy
+        return (None if spec is None else spec.policy(record)) or self._host.config.decode_policy
 
     def _watermark(self, record: IncomingRecord, timer: Timer | None) -> int:
         """Return the watermark behind the event of a record, or of a timer, which moves none."""
         return record.offset + 1 if timer is None else self._partition.watermark
+
+
+def _stamped(record: IncomingRecord, carrier: Carrier) -> IncomingRecord:
+    """Return a record whose letter carries the trace."""
+    came = record.as_received
+    stamp = msgspec.structs.replace(came, headers=stamped(came.headers, carrier))
+    return stamp if came is record else msgspec.structs.replace(record, original=stamp)

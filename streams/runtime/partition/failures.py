@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
 
 from streams.core.origin import Origin
 from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused, StateUnreadable
 from streams.logs import Trace, exception_info
-from streams.records import TYPE_HEADER, Change, IncomingRecord
+from streams.metrics import EventFailed
+from streams.records import TYPE_HEADER, Change, IncomingRecord, TypedRecord
 
 _log = logging.getLogger(__name__)
 
@@ -28,14 +33,29 @@ class TakenBack(Exception):
     done again after the restart."""
 
 
-def cancelled_inside(error: BaseException) -> RuntimeError:
-    """Wrap a ``CancelledError`` that is not ours as an error like any other: passed on, it would end the partition's
-    task silently."""
+def cancelled_inside(error: BaseException) -> Exception:
+    """Wrap a ``CancelledError`` that is not ours as an error like any other: passed on, it would end a task or a thread
+    silently. An ``Exception`` is returned as it is."""
+    if isinstance(error, Exception):
+        return error
     wrapped = RuntimeError(
         "the function met a cancellation that is not its own: it awaited something that was cancelled"
     )
     wrapped.__cause__ = error
     return wrapped
+
+
+async def no_foreign_cancellation(run: Callable[[], Awaitable[None]], *, caller_may_cancel: bool = False) -> None:
+    """Run what may call the user's functions. A ``CancelledError`` ends a whole group of tasks without a word: one that
+    neither a scope around it has sent, nor its caller where there is one, becomes an error."""
+    try:
+        await run()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        by_caller = caller_may_cancel and task is not None and task.cancelling() > 0
+        if by_caller or anyio.current_effective_deadline() == -math.inf:
+            raise
+        raise cancelled_inside(error) from error
 
 
 def of_policy(error: BaseException, where: str) -> Exception:
@@ -77,6 +97,24 @@ def unreadable_state(error: BaseException) -> StateUnreadable | None:
     return None
 
 
+def event_failed(
+    record: IncomingRecord, error: BaseException, response: str, routes: Mapping[bytes, object] | None
+) -> EventFailed:
+    """Measure an event that has failed for good; ``routes``: its record cannot be read."""
+    unread = "" if routes is None else _unread(record, routes)
+    is_state = unreadable_state(error) is not None
+    return EventFailed(record.partition, record.offset, describe(error), response, record.topic, unread, is_state)
+
+
+def _unread(record: IncomingRecord, routes: Mapping[bytes, object]) -> str:
+    if record.value is None:
+        return "null"
+    if isinstance(record, TypedRecord) and record.is_refused:
+        return "refused"
+    name = record.header(TYPE_HEADER)
+    return "untyped" if name is None else "value" if name in routes else "unknown_type"
+
+
 def trace_of(error: BaseException) -> Trace | None:
     """Return the ``exc_info`` of a log line about a failed event: from the user's code on; none where it had no part (a
     record that cannot be read, or is refused)."""
@@ -87,6 +125,8 @@ def describe_type(record: IncomingRecord) -> str:
     """Describe the type of a record without a handler."""
     raw = record.header(TYPE_HEADER)
     if raw is None:
+        if isinstance(record, TypedRecord):
+            return record.reason
         return f"the record has no type header ({TYPE_HEADER})"
     return f"no handler for the event type {raw[:64].decode(errors='replace')!r}"
 

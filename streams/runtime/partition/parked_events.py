@@ -96,9 +96,8 @@ class ParkedEvents:
         return self._partition.timers.parked.lacks_room(config, queued.key, encoded_size(queued))
 
     def _with_room(self, record: IncomingRecord, failure: Failure | None) -> Queued:
-        queued = queued_record(
-            record.topic, record.offset, record.timestamp_ms, record.headers, record.key, record.value
-        )
+        came = record.as_received  # its type is found again when it has its turn
+        queued = queued_record(came.topic, came.offset, came.timestamp_ms, came.headers, came.key, came.value)
         table = self._partition.joined.tables.get(record.topic)
         if table is not None:  # the row changes now, and its update handler is called later: with the row of this place
             row = table.read(record, self._host.message_limit)

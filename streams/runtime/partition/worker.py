@@ -22,6 +22,7 @@ from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
 from streams.core.position import Position, offsets_of
 from streams.errors import EventFailure
 from streams.metrics import EventFailed
+from streams.model.topics import specs_of
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import further_positions
 from streams.runtime.partition.batch_handlers import split_batch
@@ -65,8 +66,9 @@ class PartitionWorker(Partition):
         if engine.further_inputs:
             others = [(spec, Inbox(engine.config, port, partition, self._wake)) for spec, port in engine.further_inputs]
             self.inputs = MergedInputs(self, self.inbox, others, engine.config.alignment_seconds)
-            self.specs = {spec.topic: spec for spec, _ in engine.further_inputs}
             self.timers.timeless = frozenset(spec.topic for spec, _ in engine.further_inputs if not spec.moves_time)
+        own, self.forms = engine.router.types, engine.router.forms
+        self.specs = specs_of(engine.config.topic, own, [spec for spec, _ in engine.further_inputs])
         self.timekeeper = Timekeeper(self, engine)
         self.started_at: dict[str, int] = {}  # topic -> where it began without any committed offset
         self.replaced_by: PartitionWorker | None = None  # after a restart

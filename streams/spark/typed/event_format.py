@@ -59,7 +59,7 @@ class EventsDataSource(DataSource):
     def _read_options(self, *, stream: bool) -> ReadOptions:
         plain_options = {name.lower(): self.options[name] for name in self.options if name.lower() != EVENT}
         # Not by the option `types`, in which a name with a comma would be two.
-        types = frozenset({self._reference().event_name})
+        types = frozenset(self._reference().load().names)
         return replace(read_options(plain_options, stream=stream), types=types, include_headers=False)
 
     def _reference(self) -> EventReference:

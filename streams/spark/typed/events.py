@@ -11,11 +11,13 @@ from pyspark.sql import functions as f
 from streams.codecs import JsonCodec, PydanticCodec
 from streams.errors import ConfigError
 from streams.events import EventType, event_type_of
+from streams.formats.rules import TypeRule
 from streams.spark.columns import check_records, described
 from streams.spark.options import addressed, agreed
 from streams.spark.typed import event_format, json_decoding, python_codec
 from streams.spark.typed.event_format import EventsDataSource
 from streams.spark.typed.python_codec import EventReference
+from streams.spark.typed.rules import CAME, REASON, ruled
 from streams.spark.typed.shapes import shape_of
 
 ERROR, META = "_error", "_meta"
@@ -28,7 +30,9 @@ _LONGEST_TEXT: Final = 2_000
 _LONGEST_NAME: Final = 64
 
 
-def events(df: DataFrame, classes: type | Iterable[type], *, on_error: OnError = "null") -> DataFrame:
+def events(
+    df: DataFrame, classes: type | Iterable[type], *, on_error: OnError = "null", types: TypeRule | None = None
+) -> DataFrame:
     """Records as typed columns, with ``_error`` and ``_meta``. For batch and streaming DataFrames, of ``format("grt")``
     or of Spark's Kafka connector (with ``includeHeaders``).
 
@@ -40,6 +44,10 @@ def events(df: DataFrame, classes: type | Iterable[type], *, on_error: OnError =
     topic, partition, offset, timestamp, key, type, version. ``on_error="fail"`` fails the job at the first such record
     (named) that an action looks at; ``"deadletter"`` leaves these records out, for ``dead_letters`` to give them.
 
+    ``types``: the rule of ``streams.formats`` that gives the records their types, in the place of our header; it runs
+    in Python on the workers, and the rows need their headers. Of one class, records without a type are kept then, with
+    an ``_error``: they may be of it.
+
     Older versions go through the class's upcasters, as in the event source. These, and codecs of a class's own, run in
     Python on the workers, which must be able to import the class; all else is expressions in the JVM. Raises
     ``ConfigError`` for classes without a schema, and for rows that are no records.
@@ -47,7 +55,7 @@ def events(df: DataFrame, classes: type | Iterable[type], *, on_error: OnError =
     _check_policy(on_error)
     single = isinstance(classes, type)
     readers = _readers(classes)
-    checked = _checked(df, readers, single=single, fail=on_error == "fail", keep=())
+    checked = _checked(df, readers, single=single, fail=on_error == "fail", keep=(), types=types)
     if on_error == "deadletter":
         checked = checked.where(f.col(ERROR).isNull())
     good = f.col(ERROR).isNull()
@@ -60,8 +68,11 @@ def events(df: DataFrame, classes: type | Iterable[type], *, on_error: OnError =
     return checked.select(*columns, ERROR, META)
 
 
-def dead_letters(df: DataFrame, classes: type | Iterable[type], *, topic: str) -> DataFrame:
-    """The records that ``events(df, classes, on_error="deadletter")`` leaves out, as dead letters for ``topic``.
+def dead_letters(
+    df: DataFrame, classes: type | Iterable[type], *, topic: str, types: TypeRule | None = None
+) -> DataFrame:
+    """The records that ``events(df, classes, on_error="deadletter")`` leaves out, with the same ``types``, as dead
+    letters for ``topic``.
 
     They look as the event source's: the record's key, value, headers and partition number, and where it came from and
     why it failed in headers ``__kes_dlq_*``. Columns ``topic``, ``partition``, ``key``, ``value``, ``headers``, for
@@ -70,7 +81,8 @@ def dead_letters(df: DataFrame, classes: type | Iterable[type], *, topic: str) -
     """
     single = isinstance(classes, type)
     check_records(df, headers=True)
-    checked = _checked(df, _readers(classes), single=single, fail=False, keep=("key", "value", "headers"))
+    came = "value" if types is None else CAME
+    checked = _checked(df, _readers(classes), single=single, fail=False, keep=("key", came, "headers"), types=types)
     facts = {
         "topic": f.col(f"{META}.topic"),
         "partition": f.col(f"{META}.partition"),
@@ -89,7 +101,7 @@ def dead_letters(df: DataFrame, classes: type | Iterable[type], *, topic: str) -
         f.lit(topic).alias("topic"),
         f.col(f"{META}.partition").alias("partition"),
         "key",
-        "value",
+        f.col(came).alias("value"),
         f.concat(f.coalesce(f.col("headers"), f.array().cast(df.schema["headers"].dataType)), f.array(*added)).alias(
             "headers"
         ),
@@ -106,6 +118,7 @@ def read_events(
     on_error: OnError = "null",
     decode: Literal["jvm", "python", "auto"] = "jvm",
     stream: bool = False,
+    types: TypeRule | None = None,
 ) -> DataFrame:
     """The committed events in a topic, as ``events`` gives them; with ``stream`` as a streaming DataFrame. For one
     class, other types are skipped where they are read.
@@ -114,16 +127,21 @@ def read_events(
     event source takes; for one class, which workers must be able to import. ``"auto"``: that for one class of a module
     (on a cluster it must be on the workers, too), else ``"jvm"``.
 
-    ``servers``: ``host:port,...``, default ``KES_BOOTSTRAP_SERVERS``. ``options`` are those of ``format("grt")``.
-    Each action on the DataFrame reads up to the end as it is then; give ``endingOffsets`` as JSON (or ``cache()``)
-    for two actions that must agree. Raises ``ConfigError``.
+    ``types``: as for ``events``. ``servers``: ``host:port,...``, default ``KES_BOOTSTRAP_SERVERS``. ``options`` are
+    those of ``format("grt")``. Each action on the DataFrame reads up to the end as it is then; give ``endingOffsets``
+    as JSON (or ``cache()``) for two actions that must agree. Raises ``ConfigError``.
     """
     if decode not in ("jvm", "python", "auto"):
         raise ConfigError(f"decode must be jvm, python or auto, not {decode!r}")
+    if types is not None and decode == "python":
+        raise ConfigError("decode='python' is for records with our header; with types= use decode='jvm'")
     _check_policy(on_error)
-    given = agreed(options or {}, {"subscribe": topic, "types": _types_option(classes)})
+    given = agreed(options or {}, {"subscribe": topic, "types": None if types is not None else _types_option(classes)})
     reader: Any = spark.readStream if stream else spark.read
-    reader = reader.format("grt").option("includeHeaders", "false").options(**addressed(given, servers))
+    reader = reader.format("grt").option("includeHeaders", "false" if types is None else "true")
+    reader = reader.options(**addressed(given, servers))
+    if types is not None:
+        return events(reader.load(), classes, on_error=on_error, types=types)
     if decode == "jvm" or (decode == "auto" and not _can_be_imported(classes)):
         return events(reader.load(), classes, on_error=on_error)
     if not isinstance(classes, type):
@@ -147,8 +165,8 @@ def _can_be_imported(classes: type | Iterable[type]) -> bool:
 def _types_option(classes: type | Iterable[type]) -> str | None:
     """Return the types to skip where they are read; ``None`` for several classes, and a name that the option cannot
     say."""
-    name = event_type_of(classes).name if isinstance(classes, type) else ""
-    return name if name and name == name.strip() and "," not in name else None
+    names = event_type_of(classes).names if isinstance(classes, type) else ()
+    return ",".join(names) if all(name == name.strip() and "," not in name for name in names) and names else None
 
 
 def _check_policy(on_error: str) -> None:
@@ -203,22 +221,31 @@ def _listed(classes: type | Iterable[type]) -> list[type]:
 
 
 def _checked(
-    df: DataFrame, readers: list[EventColumns], *, single: bool, fail: bool, keep: tuple[str, ...]
+    df: DataFrame,
+    readers: list[EventColumns],
+    *,
+    single: bool,
+    fail: bool,
+    keep: tuple[str, ...],
+    types: TypeRule | None,
 ) -> DataFrame:
     """Columns ``_meta``, ``_error``, those kept, and the event of each reader. Several steps, not one expression:
     Spark does not merge them, so that each value is parsed once."""
-    found = described(df)
+    found = described(df) if types is None else ruled(df, types)
+    reason = f.lit(None).cast("string") if types is None else f.col(REASON)
     if single:
-        found = found.where(f.col("type") == readers[0].event.name)
-    rows = found.select(f.struct(*_META_COLUMNS).alias(META), "value", *(name for name in keep if name != "value"))
+        found = found.where(f.col("type").isin(*readers[0].event.names) | (f.col("type").isNull() & reason.isNotNull()))
+    more = [name for name in keep if name != "value"] + ([] if types is None else [REASON])
+    rows = found.select(f.struct(*_META_COLUMNS).alias(META), "value", *more)
     converted = [step for reader in readers for step in reader.converted()]
     if converted:
         rows = rows.select("*", *converted)
     rows = rows.select("*", *(step for reader in readers for step in reader.parsed()))
     if single:
-        error = readers[0].problem()
+        error = f.coalesce(reason, readers[0].problem())
     else:
-        error = f.when(f.col(f"{META}.type").isNull(), f.lit("no event type: no header __grt__ that is text"))
+        untyped = f.coalesce(reason, f.lit("no event type: no header __grt__ that is text"))
+        error = f.when(f.col(f"{META}.type").isNull() | reason.isNotNull(), untyped)
         for reader in readers:
             error = error.when(reader.is_mine(), reader.problem())
         name = f.substring(f.col(f"{META}.type"), 1, _LONGEST_NAME)
@@ -253,7 +280,7 @@ class EventColumns:
 
     def is_mine(self) -> Column:
         """Check whether a record is of this type."""
-        return f.col(f"{META}.type") == self.event.name
+        return f.col(f"{META}.type").isin(*self.event.names)
 
     def converted(self) -> list[Column]:
         """Return the columns that need Python: nothing, as a rule."""
