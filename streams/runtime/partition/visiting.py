@@ -112,10 +112,11 @@ class Visiting:
         """Visit some keys of a run that is under way. Returns whether there was one. Raises as
         ``PartitionWorker.run``."""
         # Requests come first, so that a run that stops the source can be cancelled.
-        if inputs is None or not inputs.has_taken(self._host.config.visits_topic):
+        visits = self._partition.timers.visits
+        if inputs is None or not visits or not inputs.has_taken(self._host.config.visits_topic):
             return False
         next_one: tuple[str, VisitState, Route, str | None] | None = None
-        for name, timer in self._partition.timers.visits.items():
+        for name, timer in visits.items():
             visit, state = name.removeprefix(TIMER_PREFIX), state_of(timer)
             known = self._host.router.visits.get(visit)
             # Left as it is: a member of a release that knows the visit may go on with the run.

@@ -265,8 +265,7 @@ class PartitionWorker(Partition):
         position, interjected = 0, False
         while position < len(records) and not self.is_closing:
             if self.timers.jobs_full and not self._buffer.is_ready:  # ends of jobs, timers and heads go on
-                if not interjected:
-                    await self._wait()
+                await (asyncio.sleep(0) if interjected else self._wait())
             # Behind work that runs ahead all events wait: admitted before it they would leave a gap in front of them.
             elif self._buffer or self._issuer.is_blocked or self._issuer.goes_ahead(records[position]):
                 position = await self._step_ahead(records, position)
@@ -393,8 +392,7 @@ class PartitionWorker(Partition):
             await self._interjection(requested)
             self._heads.ahead.withdraw_gone()
         fired = not self.is_closing and self._fires_timers and await self._due_timers.run_due()
-        may_visit = bool(self.timers.visits) and not self.is_closing and self._fires_timers
-        visited = may_visit and await self._visiting.step(self.inputs)
+        visited = not self.is_closing and self._fires_timers and await self._visiting.step(self.inputs)
         if due is None and requested is None and not fired and not visited:
             return False
         await self._breathe()
