@@ -184,8 +184,8 @@ class BatchRequest:
                 )
 
     def _check_other(self, last: _BatchMetadata) -> None:
-        # Before the batch number: a query that was replaced at its batch 0 still has `replaceQuery` of its own start, and
-        # must not replace its successor with it.
+        # Before the batch number: a query that was replaced at its batch 0 still has a `replaceQuery` of its own, with
+        # which it must not take its successor's place.
         if self.query in last.replaced:
             raise StreamsError(
                 f"{self}: query {last.query} has replaced this one ({self.query}) and goes on under this name; this "
