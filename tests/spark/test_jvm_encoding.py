@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from streams.spark.writing import batch_encoding
 from streams.spark.writing.batch_encoding import BatchEncoder, compression_settings
 from tests.spark.log_kit import seed
 from tests.spark.test_batch_encoding import HEADERS, SHAPES, any_table
+from tests.unit.waiting import give_own
 
 pytestmark = [
     pytest.mark.spark,
@@ -132,7 +132,7 @@ def in_python(case: Case) -> dict[str, Any]:
 
 def compare(jar: Path, cases: list[Case], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Compare every case; return what was made of them."""
-    monkeypatch.setattr(time, "time", lambda: NOW / 1000)
+    give_own(monkeypatch, "time", batch_encoding, time=lambda: NOW / 1000)
     made = in_java(jar, cases, folder)
     assert len(made) == len(cases)
     for case, found in zip(cases, made, strict=True):

@@ -234,9 +234,9 @@ def test_silence_is_told_and_ends_after_stall_seconds(
 ) -> None:
     monkeypatch.setattr(topic_logs, "_QUIET_SECONDS", 0.3)
     broker.answer("ListOffsets", *[6] * 1000)
-    with pytest.raises(BrokerUnavailable, match=r"no answer from .* for 1 s \(option stallSeconds\): NOT_LEADER"):
-        view(stallSeconds="1").logs()
-    (told,) = [record.message for record in caplog.records if "asking for up to 1 s" in record.message]
+    with pytest.raises(BrokerUnavailable, match=r"no answer from .* for 3 s \(option stallSeconds\): NOT_LEADER"):
+        view(stallSeconds="3").logs()
+    (told,) = [record.message for record in caplog.records if "asking for up to 3 s" in record.message]
     assert "no answer in time, the last was: NOT_LEADER_OR_FOLLOWER" in told
 
 
@@ -255,7 +255,7 @@ def test_what_does_not_pass_is_told_at_once(
     began = time.monotonic()
     with pytest.raises(error, match=said):
         view().logs()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # stallSeconds are 60
 
 
 def test_positions_are_committed_for_tools_and_failures_are_logged(

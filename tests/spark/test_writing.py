@@ -79,18 +79,27 @@ def test_records_as_given(spark: SparkSession, servers: str, make_topic: MakeTop
 
 
 def test_large_writes_are_staged_in_files_that_go_away(
-    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path
+    spark: SparkSession,
+    servers: str,
+    make_topic: MakeTopic,
+    read: Read,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where a thread of the driver's program writes."""
+    staged, elsewhere = tmp_path / "staged", tmp_path / "elsewhere"  # the default place serves other writes, too
+    staged.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     topic = make_topic()
-    options = {"stagingDir": str(tmp_path), "stagingThreshold": "0"}
+    options = {"stagingDir": str(staged), "stagingThreshold": "0"}
     rows = encoded(spark).drop("id")
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(kes_spark.write, rows, topic=topic, write_id="w", servers=servers, options=options)
         assert job.result(120).written
     assert read(topic).count() == ROWS
-    assert list(tmp_path.iterdir()) == []  # nor an empty folder
-    assert not list(Path(tempfile.gettempdir()).glob("kes-spark-*/*/*/*.batches"))
+    assert list(staged.iterdir()) == []  # nor an empty folder
+    assert not list(elsewhere.rglob("*.batches"))
 
 
 def test_a_task_that_fails_and_is_tried_again_writes_once(

