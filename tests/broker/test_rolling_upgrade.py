@@ -17,12 +17,12 @@ import pytest
 
 from streams.broker import KafkaBroker, KafkaCluster
 from tests.broker import bank
-from tests.broker.battery_kit import ENDLESS, Bank, Worker, wait_until
+from tests.broker.battery_kit import ENDLESS, QUICK, Bank, Worker, wait_until
 from tests.broker.kafka_versions import kafka_of
 from tests.broker.releases import BEFORE, unpack
 from tests.broker.test_battery_outages import forget_the_group
 from tests.broker.test_battery_parked import ParkedBank, parked_bank
-from tests.broker.test_kept_stores import LOADED, QUICK, restored
+from tests.broker.test_kept_stores import LOADED, restored
 from tests.soak.kit import Watch, bank_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(480)]
