@@ -73,6 +73,7 @@ docs: $(FOR_DEV) ## the documentation as HTML; a warning is an error
 	@echo "docs: docs/_build/html/index.html"
 
 bench: leaves ## speed, beside a hand-written loop and other toolkits: 20 minutes (ARGS=--quick: 2, ARGS=--full: hours)
+	@$(BIN)/python -m streams.sak.spark_jar || true # it says what is missing; the figures say which tasks ran
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 leaves: $(FOR_DEV) ## compile the hot path, where there is a C compiler (test, test-all and bench do it first)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from hypothesis import HealthCheck, settings
 
 from streams.logs import FloodHandler
@@ -108,6 +109,9 @@ def kafka_broker(kafka_broker: BrokerAddress) -> BrokerAddress:
         wait_until(lambda: _answers(lambda: producer.init_transactions(5.0)), "it keeps transactions", 60.0, 0.05)
         place = [TopicPartition(name, 0)]
         wait_until(lambda: _answers(lambda: consumer.committed(place, 5.0)), "it keeps groups", 60.0, 0.05)
+    # That was one part of their topic. A list of groups is without an error when all are loaded.
+    groups = AdminClient(client).list_consumer_groups
+    wait_until(lambda: not groups(request_timeout=30.0).result().errors, "it keeps all groups", 60.0, 0.05)
     return kafka_broker
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from benchmarks.cluster import Cluster
 from benchmarks.spark.measure import BACK_TO_BACK, BARE, EVERY, FLOOR, IDLE, NOTHING, PacedRun
 from benchmarks.spark.run import HEADERS, CpuTime, Say
-from benchmarks.spark.sides import Bare, Connector, Grt, Side
+from benchmarks.spark.sides import Bare, Connector, Grt, GrtByConnector, Side
 from benchmarks.systems import Failed
 
 TRIGGERS = {BACK_TO_BACK: "0 seconds", EVERY: "500 milliseconds", IDLE: "500 milliseconds"}
@@ -42,7 +42,8 @@ class PacedBench:
     ) -> None:
         servers = cluster.bootstrap_servers
         self._spark, self._cluster, self._sizes, self._cpu_time = spark, cluster, sizes, CpuTime(broker_pid)
-        self._sides: list[Side] = [*([Connector(spark, servers)] if connector else []), Grt(spark, servers)]
+        beside: list[Side] = [Connector(spark, servers), GrtByConnector(spark, servers)] if connector else []
+        self._sides = [*beside, Grt(spark, servers)]
         self._numbers = itertools.count(1)
         spark.dataSource.register(Bare)
 

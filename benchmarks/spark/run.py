@@ -29,8 +29,9 @@ import streams.spark as kes_spark
 from benchmarks.cluster import Cluster, Headers
 from benchmarks.jars import NoJar, jars
 from benchmarks.spark.measure import BATCHES, CORES, DRIVER, SparkRun
-from benchmarks.spark.sides import TYPE, Connector, Grt, GrtTyped, Side, typed_rows
+from benchmarks.spark.sides import TYPE, Connector, Grt, GrtByConnector, GrtTyped, Side, typed_rows
 from benchmarks.systems import Failed
+from streams.sak import spark_jar
 from streams.sak.cache import cache_folder
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.markers import BatchRequest
@@ -111,7 +112,9 @@ def session() -> tuple[SparkSession, str]:
 def versions(missing: str) -> dict[str, Any]:
     """Return the circumstances of the figures, beside the machine."""
     connector = "not measured: " + missing if missing else sorted(COORDINATES)
-    return {"pyspark": version("pyspark"), "pyarrow": version("pyarrow"), "cores": CORES, "connector": connector}
+    tasks = "in Python: " + ours if (ours := spark_jar.problem(version("pyspark"))) else "in Java"
+    return {"pyspark": version("pyspark"), "pyarrow": version("pyarrow"), "cores": CORES, "connector": connector,
+            "tasks of the sink": tasks}  # fmt: skip
 
 
 class SparkBench:
@@ -126,6 +129,7 @@ class SparkBench:
         self._grt = Grt(spark, servers)
         self.sides: list[Side] = [*([Connector(spark, servers)] if connector else []), self._grt]
         self._with_typed: list[Side] = [*self.sides, GrtTyped(spark, servers)]
+        self._streaming = [*self._with_typed, *([GrtByConnector(spark, servers)] if connector else [])]
 
     def runs(self, say: Say) -> Iterator[SparkRun]:
         """Run everything, job by job. Raises ``Failed`` when the input cannot be made right."""
@@ -141,7 +145,7 @@ class SparkBench:
                 ("read", self.sides, self._read, short),
                 ("decode", self._with_typed, self._decode, short),
                 ("write", self.sides, self.write, short),
-                ("stream", self._with_typed, self._stream, long),
+                ("stream", self._streaming, self._stream, long),
                 (DRIVER, [self._grt], self._drive, short),
             )
             for what, sides, job, source in jobs:

@@ -28,7 +28,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 import streams.spark as kes_spark
+from benchmarks.spark.measure import BY_CONNECTOR
 from streams import event_type
+from streams.spark.reading.records import Reader
 
 TYPE: Final = "Deposited"
 FIELDS: Final = "id bigint, account string, cents bigint, note string"
@@ -62,6 +64,7 @@ class Grt:
     name = "grt"
     carried: tuple[str, ...] = ("key", "value", "headers")
     """Columns that a stream takes from topic to topic."""
+    stream_reader: Reader = "grt"
 
     def __init__(self, spark: SparkSession, servers: str) -> None:
         self._spark, self._servers = spark, {"kafka.bootstrap.servers": servers}
@@ -84,14 +87,23 @@ class Grt:
 
     def copy(self, source: str, target: str, checkpoint: str, batch: int, **trigger: Any) -> StreamingQuery:
         """Stream a topic from its begin into another one, in batches of so many rows at most."""
-        reader = self._spark.readStream.format("grt").options(**self._servers, subscribe=source)
-        with_headers = str("headers" in self.carried).lower()
-        reader = reader.options(
-            startingOffsets="earliest", maxOffsetsPerTrigger=str(batch), includeHeaders=with_headers
-        )
-        writer = reader.load().select(*self.carried).writeStream.format("grt").options(**self._servers)
+        writer = self._rows(source, batch).select(*self.carried).writeStream.format("grt").options(**self._servers)
         writer = writer.options(topic=target, sink=target, checkpointLocation=checkpoint)
         return writer.trigger(**trigger).start()
+
+    def _rows(self, source: str, batch: int) -> DataFrame:
+        limits = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(batch)}
+        limits["includeHeaders"] = str("headers" in self.carried).lower()
+        return kes_spark.records(
+            self._spark, source, stream=True, options=self._servers | limits, reader=self.stream_reader
+        )
+
+
+class GrtByConnector(Grt):
+    """A stream that is read by Spark's connector and written by ours: what a session with the connector's jar gets."""
+
+    name = BY_CONNECTOR
+    stream_reader: Reader = "connector"
 
 
 class GrtTyped(Grt):

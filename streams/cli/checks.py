@@ -42,7 +42,6 @@ _CLOCK_WARNING, _CLOCK_PROBLEM = 5.0, 60.0
 _SAMPLE: Final = 200
 """Offsets at the end of each partition that are looked at."""
 _CONNECT_SECONDS: Final = 2.0
-_CLOSE_SECONDS: Final = 2.0
 _LIMITS: Final = ["transaction.max.timeout.ms", "group.min.session.timeout.ms", "group.max.session.timeout.ms"]
 
 
@@ -306,10 +305,8 @@ def transactions(target: Target) -> Iterator[Finding]:
     """Transactions that hold up readers of the source's topics without an end."""
     config = target.config
     assert config is not None
-    client = WireClient(target.servers, "kes-doctor", target.security)
-    client.start()
     hanging = 0
-    try:
+    with WireClient(target.servers, "kes-doctor", target.security) as client:
         with closing(TopicAdmin(target.settings)) as admin:
             names = [config.changelog, config.dead_letters, *config.own_inputs]
             names += [] if config.source_is_elsewhere else [config.topic]
@@ -321,8 +318,6 @@ def transactions(target: Target) -> Iterator[Finding]:
                     where = f"{name}[{txn.partition}]: a transaction from {txn.start_offset} on never ends"
                     arguments = f"--topic {name} --partition {txn.partition} --start-offset {txn.start_offset}"
                     yield Finding("transactions", PROBLEM, where, f"kes txn end {target.name} {arguments}")
-    finally:
-        client.close(_CLOSE_SECONDS)
     if not hanging:
         yield Finding("transactions", OK, "no hanging transaction")
 

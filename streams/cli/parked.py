@@ -1,24 +1,25 @@
 """``kes parked``: the keys of an event source whose events wait, and an operator's acts on their queues.
 
-What waits is read from the changelog, so members may be running. An act names the head that the operator has seen.
-Where members run, the owner carries it out, in the order of its partition; where all are stopped it is a transaction as
-that of ``kes skip``, whose steps say why it is exactly once.
+What waits is read from the owners where members run and answer, else from the changelog. An act names the head that the
+operator has seen. Where members run, the owner carries it out, in the order of its partition; where all are stopped it
+is a transaction as that of ``kes skip``, whose steps say why it is exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.cli.console import emit, notices
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, config_at, named_source
+from streams.cli.console import complain, emit, notices
 from streams.cli.skip import position_of, slot_of
 from streams.cli.state_files import rows_table
 from streams.cli.state_sources import Parked, parked_of, state_of
@@ -26,17 +27,20 @@ from streams.cli.state_writing import Changes, StoppedPartition, Yes, stopped_so
 from streams.core.parking import NEVER_MS, PREFIX, ParkedKeys, Queue, queue_name
 from streams.core.parking_rules import Action, Seen, acted
 from streams.core.timers import Timer
-from streams.errors import ConfigError, OffsetError, StoreError
+from streams.errors import ConfigError, OffsetError, StoreError, StreamsError
 from streams.kafka.questions.group_checks import GroupChecks
-from streams.looks.addresses import brokers
 from streams.looks.records import Decoder, one_line, plain_text, shortened, shown_time
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.parking_acts import as_parked_record, letters
-from streams.runtime.queries.parked import ParkedQueue
+from streams.runtime.queries.parked import ParkedEvent, ParkedQueue, events_of
 from streams.sak.harmless import harmless
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 
+if TYPE_CHECKING:
+    from streams.queries.operating import ParkedClient  # of the extra for queries
+
+T = TypeVar("T")
 app = typer.Typer(help="Manage parked keys: list, show, retry, skip-head, drop.", no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(metavar="[KEY]", help="The key, as text.")]
@@ -47,8 +51,60 @@ QueueOption = Annotated[
 AsLetters = Annotated[bool, typer.Option("--dead-letter", help="Write what goes to the dead-letter topic.")]
 Rows = list[dict[str, Any]]
 Confirm = Callable[[Rows], None]
+OWNERS_SECONDS: Final = 5.0
+"""Owners answer in so many seconds, or the changelog does."""
+SHOWN: Final = 10
+"""Events of a queue that are shown."""
 _NOT_PARKED: Final = "this key is not parked (any more): see kes parked list"
 PartitionOption = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")]
+
+
+class Asked(NamedTuple):
+    """The options of a command about one queue."""
+
+    source: str
+    key: str
+    is_hex: bool
+    queue: str
+    servers: str
+    timeout: float
+    json: bool
+
+    @property
+    def name(self) -> str:
+        """Return the name of the queue that is meant. Raises ``BadParameter``."""
+        if bool(self.key) is bool(self.queue):
+            raise typer.BadParameter("name the KEY, or its queue with --queue")
+        if self.queue:
+            return PREFIX + self.queue
+        try:  # keys may be bytes that are no text, too
+            return queue_name(bytes.fromhex(self.key) if self.is_hex else os.fsencode(self.key))
+        except ValueError as error:
+            raise typer.BadParameter(f"{self.key!r} is not in hexadecimal digits", param_hint="KEY") from error
+
+
+def _about_one(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of ``Asked``, which is its first argument, beside its own."""
+
+    def command(
+        source: SourceName,
+        key: Key = "",
+        hex_: Hex = False,
+        queue: QueueOption = "",
+        bootstrap_servers: Servers = "",
+        timeout: Timeout = 30.0,
+        json: Json = False,
+        **own: Any,
+    ) -> None:
+        function(Asked(source, key, hex_, queue, bootstrap_servers, timeout, json), **own)
+
+    # typer reads names, types and order from here.
+    *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in (*shared, *own)}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
 
 
 @app.command("list")
@@ -61,62 +117,70 @@ def list_(
 ) -> None:
     """List parked keys: how many events wait, since when, why, and when the first one is tried again.
 
-    Read from the changelog; members may be running.
+    Read from the members that own them, or from the changelog if no member answers.
 
     Exit codes: 0 no key is parked; 1 some are, or no broker answers; 2 wrong usage.
     """
-    found = _read(named_source(source), bootstrap_servers, timeout, partition)
-    rows = [_row(number, ParkedQueue.of(queue)) for number, _, queue in _all(found)]
+    program = named_source(source)
+
+    async def asked(client: ParkedClient) -> Rows:
+        return [_row(number, each) for number, each in await client.find("", OWNERS_SECONDS, partition)]
+
+    rows = _of_owners(config_at(bootstrap_servers, program), timeout, asked)
+    if rows is None:
+        found = _read(program, bootstrap_servers, timeout, partition)
+        rows = [_row(number, ParkedQueue.of(queue)) for number, _, queue in _all(found)]
     emit({"parked": rows}, json, lambda: _table(rows))
     raise typer.Exit(bool(rows))
 
 
 @app.command()
+@_about_one
 def show(
-    source: SourceName,
-    key: Key = "",
-    all_: Annotated[bool, typer.Option("--all", help="Show all events, not only the first ten.")] = False,
-    hex_: Hex = False,
-    queue: QueueOption = "",
-    bootstrap_servers: Servers = "",
-    timeout: Timeout = 30.0,
-    json: Json = False,
+    asked: Asked, all_: Annotated[bool, typer.Option("--all", help="Show all events, not only the first ten.")] = False
 ) -> None:
     """Show the events of a parked key, as the source would read them.
 
+    Read as for `kes parked list`.
+
     Exit codes: 0 shown; 1 the key is not parked, or no broker answers; 2 wrong usage.
     """
-    program = named_source(source)
-    number, parked, chosen = _chosen(_read(program, bootstrap_servers, timeout), _name(key, queue, is_hex=hex_))
+    program, name = named_source(asked.source), asked.name
+    most = None if all_ else SHOWN
+
+    async def of_owner(client: ParkedClient) -> tuple[int, ParkedQueue, list[ParkedEvent]] | None:
+        for number, queue in await client.find(name.removeprefix(PREFIX), OWNERS_SECONDS):
+            return number, queue, await client.events(number, queue, OWNERS_SECONDS, most)
+        return None
+
+    found = _of_owners(config_at(asked.servers, program), asked.timeout, of_owner)
+    if found is None:
+        number, parked, chosen = _chosen(_read(program, asked.servers, asked.timeout), name)
+        found = number, ParkedQueue.of(chosen), events_of(chosen, parked.timers.get)[:most]
+    number, queue, waiting = found
     decoder, events = Decoder(program), list[dict[str, Any]]()
-    for at in sorted(chosen.events)[: None if all_ else 10]:
-        queued = chosen.events[at]
-        timer = parked.timers.get(queued.topic) if queued.is_timer else None
-        facts: dict[str, Any] = {"number": at, "timestamp_ms": queued.timestamp_ms}
+    for event in waiting:
+        queued = event.queued
+        facts: dict[str, Any] = {"number": event.number, "timestamp_ms": queued.timestamp_ms}
         if queued.is_timer:
-            facts |= {"timer": queued.topic, "is_set": timer is not None and timer.due_ms == queued.timestamp_ms}
+            facts |= {"timer": queued.topic, "is_set": event.is_set}
         else:
             record = as_parked_record(queued, number)
             content = decoder.content(record)
             facts |= {"origin": record.where, "type": content.type, "value": content.value, "problem": content.problem}
         events.append(facts)
-    row = _row(number, ParkedQueue.of(chosen))
+    row = _row(number, queue)
     lines = [f"{name}: {harmless(str(value))}" for name, value in row.items() if value not in ("", None)]
     lines += [shortened(one_line(facts), 500) for facts in events]
-    emit(row | {"events_shown": events}, json, lambda: Text("\n".join(lines)))
+    emit(row | {"events_shown": events}, asked.json, lambda: Text("\n".join(lines)))
 
 
 @app.command()
+@_about_one
 def retry(
-    source: SourceName,
-    key: Key = "",
+    asked: Asked,
     all_: Annotated[bool, typer.Option("--all", help="All parked keys.")] = False,
-    hex_: Hex = False,
-    queue: QueueOption = "",
     yes: Yes = False,
-    bootstrap_servers: Servers = "",
-    timeout: Timeout = 30.0,
-    json: Json = False,
 ) -> None:
     """Have the first event of a parked key tried at once: by the member that owns it, or by the next start.
 
@@ -128,32 +192,19 @@ def retry(
     Exit codes: 0 done; 1 refused (the key is not parked, its first event has gone meanwhile, or running members take no
     acts), not confirmed, or no broker or owner answers; 2 wrong usage.
     """
-    if all_ and (key or queue):
+    if all_ and (asked.key or asked.queue):
         raise typer.BadParameter("choose KEY or --all")
-    name = "" if all_ else _name(key, queue, is_hex=hex_)
-    _operate(ParkedAct("retry"), source, name, bootstrap_servers, timeout, yes=yes, json=json)
+    _operate(ParkedAct("retry"), asked, "" if all_ else asked.name, yes=yes)
 
 
 def _letting_go(action: Action, about: str) -> None:
     """Add a command that lets events go."""
 
-    def command(
-        source: SourceName,
-        key: Key = "",
-        as_letters: AsLetters = False,
-        hex_: Hex = False,
-        queue: QueueOption = "",
-        yes: Yes = False,
-        bootstrap_servers: Servers = "",
-        timeout: Timeout = 30.0,
-        json: Json = False,
-    ) -> None:
-        wanted, name = ParkedAct(action, as_letters), _name(key, queue, is_hex=hex_)
-        _operate(wanted, source, name, bootstrap_servers, timeout, yes=yes, json=json)
+    def command(asked: Asked, as_letters: AsLetters = False, yes: Yes = False) -> None:
+        _operate(ParkedAct(action, as_letters), asked, asked.name, yes=yes)
 
-    app.command(action, help=f"{about}\n\nMembers may be running, and exit codes are, as for `kes parked retry`.")(
-        command
-    )
+    about += "\n\nMembers may be running, and exit codes are, as for `kes parked retry`."
+    app.command(action, help=about)(_about_one(command))
 
 
 _letting_go("skip-head", "Let the first event of a parked key go; the rest goes on in its order.")
@@ -168,16 +219,27 @@ def _read(source: EventSource[Any], servers: str, timeout: float, partition: int
     return {number: parked_of(number, state.entries) for number, state in states.items()}
 
 
-def _name(key: str, queue: str, *, is_hex: bool) -> str:
-    """Return the name of the queue that is meant. Raises ``BadParameter``."""
-    if bool(key) is bool(queue):
-        raise typer.BadParameter("name the KEY, or its queue with --queue")
-    if queue:
-        return PREFIX + queue
+def _of_owners(
+    config: EventSourceConfig, timeout: float, ask: Callable[[ParkedClient], Awaitable[T | None]]
+) -> T | None:
+    """Return what the owners answer. ``None``: there are none to ask, or one does not answer."""
+    with GroupChecks(config, seconds=timeout) as checks:
+        if not checks.described(config.group_id).members or not config.queries.secret_file:
+            return None
     try:
-        return queue_name(bytes.fromhex(key) if is_hex else os.fsencode(key))  # bytes that are no text, too
-    except ValueError as error:
-        raise typer.BadParameter(f"{key!r} is not in hexadecimal digits", param_hint="KEY") from error
+        from streams.queries.operating import ParkedClient
+    except ModuleNotFoundError:  # without the extra for queries
+        return None
+
+    async def asked() -> T | None:
+        async with ParkedClient(config) as client:
+            return await ask(client)
+
+    try:
+        return asyncio.run(asked())
+    except StreamsError as error:  # members of an older release refuse what they do not know
+        complain(f"read from the changelog: {error}")
+        return None
 
 
 def _chosen(found: Mapping[int, Parked], name: str) -> tuple[int, Parked, Queue]:
@@ -240,10 +302,11 @@ class ParkedAct(NamedTuple):
         typer.confirm(f"These queues {what[self.action]}. Continue?", abort=True, err=True)
 
 
-def _operate(wanted: ParkedAct, name: str, queue: str, servers: str, timeout: float, *, yes: bool, json: bool) -> None:
+def _operate(wanted: ParkedAct, asked: Asked, queue: str, *, yes: bool) -> None:
     """Act on one queue, or on all of them (no ``queue``): by the members that run, or in their place."""
-    source = stopped_source(name, json=json, yes=yes)
-    config = msgspec.structs.replace(source.config, bootstrap_servers=brokers(servers, source.config)).resolved()
+    servers, timeout, json = asked.servers, asked.timeout, asked.json
+    source = stopped_source(asked.source, json=json, yes=yes)
+    config = config_at(servers, source)
     confirm = (lambda rows: None) if yes else wanted.confirm
     with GroupChecks(config, seconds=timeout) as checks:
         if checks.described(config.group_id).members:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -25,8 +25,6 @@ from streams.model.group import HANGING_SECONDS, HangingEnd, ListedTransaction, 
 from streams.settings.config import EventSourceConfig
 
 app = typer.Typer(no_args_is_help=True)
-
-_CLOSE_SECONDS: Final = 2.0
 
 _Source = Annotated[
     str,
@@ -234,12 +232,8 @@ def _show(
 @contextmanager
 def _questions(servers: str, config: EventSourceConfig | None) -> Iterator[HangingTransactions]:
     security = Security.of(config.client_settings if config else {})
-    client = WireClient(servers, "kes-cli", security)
-    client.start()
-    try:
+    with WireClient(servers, "kes-cli", security) as client:
         yield HangingTransactions(client)
-    finally:
-        client.close(_CLOSE_SECONDS)
 
 
 def _facts(txn: OpenTransaction) -> dict[str, Any]:

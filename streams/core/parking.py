@@ -8,7 +8,7 @@ with the changes of an event that is complete: the queues in memory are always t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -141,17 +141,16 @@ class PieceRecord(Timer, frozen=True, kw_only=True):
 
 
 class Queue:
-    """One queue. ``record``: its own; ``events``: by their numbers; ``pieces``: records of each, and ``sizes``."""
+    """One queue. ``record``: its own; ``events``: by their numbers; ``pieces``: the bytes of the records of each."""
 
-    __slots__ = ("events", "key", "name", "pieces", "record", "sizes")
+    __slots__ = ("events", "key", "name", "pieces", "record")
 
     def __init__(self, record: QueueRecord) -> None:
         self.name = record.name
         self.record = record
         self.key: bytes | None = None
         self.events: dict[int, Queued] = {}
-        self.pieces: dict[int, int] = {}
-        self.sizes: dict[int, int] = {}
+        self.pieces: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return self.state.next - self.state.head
@@ -179,6 +178,12 @@ class Queue:
         success needs no note."""
         state = self.state
         return state.noted != owner and (state.attempts > 0 or state.owner != owner)
+
+    def records(self) -> Iterator[Timer]:
+        """Yield the records of its events, as they are in the changelog: piece by piece, so a copy that reads some of
+        them again has none of another cut."""
+        for number, queued in self.events.items():
+            yield from _cut(self.name, number, queued, self.pieces[number])
 
     # -- the changes of an event; none of them is made here ------------------------------------------------------------
 
@@ -210,7 +215,7 @@ class Queue:
         gone = self._without(state.head)
         if state.head + 1 == state.next:
             return {self.name: None, **gone}
-        size = state.bytes - self.sizes[state.head]
+        size = state.bytes - sum(self.pieces[state.head])
         nexts = QueueState(state.head + 1, state.next, size, state.since_ms, owner=owner)
         return {self.name: QueueRecord.of(self.name, now_ms, nexts), **gone}
 
@@ -230,7 +235,7 @@ class Queue:
         return {self.name: QueueRecord.of(self.name, due_ms, msgspec.structs.replace(self.state, **fields))}
 
     def _without(self, number: int) -> dict[str, Timer | None]:
-        return {_piece_name(self.name, number, piece): None for piece in range(self.pieces[number])}
+        return {_piece_name(self.name, number, piece): None for piece in range(len(self.pieces[number]))}
 
 
 class ParkedKeys:
@@ -268,18 +273,18 @@ class ParkedKeys:
                 raise BrokenQueue(f"event {number} of the queue {queue.name} has the pieces {sorted(found)}")
             data = b"".join(found[piece] for piece in sorted(found))
             try:
-                queued = _decode_queued(data)
+                queued = decode_queued(data)
             except msgspec.DecodeError as error:
                 raise BrokenQueue(f"event {number} of the queue {queue.name} cannot be read ({error})") from error
             if queued.v > FORMAT or queued.kind not in (_RECORD, _TIMER, _UPDATE):
                 raise BrokenQueue(f"event {number} of the queue {queue.name} is of a newer release of this package")
             if queued.queue_name != queue.name:
                 raise BrokenQueue(f"event {number} of the queue {queue.name} is of another key, {queued.key!r}")
-            self._add(queue, number, queued, len(found), len(data))
+            self._add(queue, number, queued, tuple(len(found[piece]) for piece in sorted(found)))
 
-    def _add(self, queue: Queue, number: int, queued: Queued, pieces: int, size: int) -> None:
-        queue.events[number], queue.pieces[number], queue.sizes[number] = queued, pieces, size
-        self.size += size
+    def _add(self, queue: Queue, number: int, queued: Queued, pieces: tuple[int, ...]) -> None:
+        queue.events[number], queue.pieces[number] = queued, pieces
+        self.size += sum(pieces)
         self.events += 1
         if queued.key is not None:
             queue.key = queued.key
@@ -300,9 +305,8 @@ class ParkedKeys:
             elif isinstance(change, PieceRecord):
                 assert queue is not None  # its record comes first
                 if change.queued is not None:
-                    self._add(queue, number, change.queued, 0, 0)
-                queue.pieces[number] += 1
-                queue.sizes[number] += len(change.value)
+                    self._add(queue, number, change.queued, ())
+                queue.pieces[number] += (len(change.value),)
                 self.size += len(change.value)
             elif number < 0:
                 if queue is not None:
@@ -318,8 +322,8 @@ class ParkedKeys:
             del self.keys[queue.key]
 
     def _remove_event(self, queue: Queue, number: int) -> None:
-        del queue.events[number], queue.pieces[number]
-        self.size -= queue.sizes.pop(number)
+        del queue.events[number]
+        self.size -= sum(queue.pieces.pop(number))
         self.events -= 1
 
     def begun(
@@ -373,13 +377,13 @@ def is_piece(name: str) -> bool:
 
 def encoded_size(queued: Queued) -> int:
     """Return the bytes that an event has in its queue."""
-    return len(_encode_queued(queued))
+    return len(encode_queued(queued))
 
 
 _encode_state: Final = msgspec.json.Encoder().encode
 _decode_state: Final = msgspec.json.Decoder(QueueState).decode
-_encode_queued: Final = msgspec.msgpack.Encoder().encode
-_decode_queued: Final = msgspec.msgpack.Decoder(Queued).decode
+encode_queued: Final = msgspec.msgpack.Encoder().encode
+decode_queued: Final = msgspec.msgpack.Decoder(Queued).decode
 
 
 def _state_of(record: Timer) -> QueueState:
@@ -406,10 +410,15 @@ def _taken_apart(name: str) -> tuple[str, int, int]:
 
 
 def _pieces(name: str, number: int, queued: Queued, most: int) -> tuple[dict[str, Timer | None], int]:
-    data = _encode_queued(queued)
-    made: dict[str, Timer | None] = {}
-    for piece, start in enumerate(range(0, len(data), most)):
-        part, first = data[start : start + most], queued if piece == 0 else None
-        piece_name = _piece_name(name, number, piece)
-        made[piece_name] = PieceRecord(piece_name, NEVER_MS, EVENT_TYPE, part, queued=first)
-    return made, len(data)
+    size = encoded_size(queued)
+    lengths = [min(most, size - start) for start in range(0, size, most)]
+    return {record.name: record for record in _cut(name, number, queued, lengths)}, size
+
+
+def _cut(name: str, number: int, queued: Queued, lengths: Iterable[int]) -> Iterator[PieceRecord]:
+    """Yield the records of an event, in pieces of these lengths."""
+    data, start = encode_queued(queued), 0
+    for piece, length in enumerate(lengths):
+        part, first = data[start : start + length], queued if piece == 0 else None
+        yield PieceRecord(_piece_name(name, number, piece), NEVER_MS, EVENT_TYPE, part, queued=first)
+        start += length

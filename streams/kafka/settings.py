@@ -116,6 +116,7 @@ _CONSUMER: Final[Mapping[str, object]] = {
     "topic.metadata.propagation.max.ms": 3_000,
 }
 
+_UNFIT: Final = (KafkaException, ValueError, TypeError, AttributeError)  # the last one: of a text for a map
 _BEHIND_THE_LAST: Final = "kes.behind.the.last"
 """A setting that librdkafka does not know."""
 
@@ -199,7 +200,7 @@ class ClientSettings:
         # librdkafka takes the settings in order, and refuses the last one before it makes anything.
         try:
             Producer({**self.overrides, _BEHIND_THE_LAST: ""})
-        except (KafkaException, ValueError, TypeError) as error:
+        except _UNFIT as error:
             refusal = _refused(error, self.overrides)
             if _BEHIND_THE_LAST not in str(refusal):
                 raise refusal from None
@@ -215,7 +216,7 @@ def build(factory: Callable[..., C], config: dict[str, object], connection: Conn
     """
     try:
         return factory({**config, "error_cb": connection.on_error}, logger=connection)
-    except (KafkaException, ValueError, TypeError) as error:
+    except _UNFIT as error:
         raise _refused(error, config) from None
 
 

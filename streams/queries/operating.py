@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from streams.core.parking_rules import Action
 from streams.errors import NotCaughtUp, NotOwned, StoreError, StreamsError
 from streams.queries.asking import GroupAsker
-from streams.runtime.queries.parked import PAGE, ParkedQueue, ParkedReply, ParkedRequest
+from streams.runtime.queries.parked import PAGE, ParkedEvent, ParkedQueue, ParkedReply, ParkedRequest
 
 
 class ParkedClient(GroupAsker[ParkedRequest, ParkedReply]):
@@ -25,9 +25,23 @@ class ParkedClient(GroupAsker[ParkedRequest, ParkedReply]):
         request = ParkedRequest(group=self.config.group_id, partition=partition, queue=queue, after=after)
         return (await self._ask(request, timeout_seconds))[0]
 
-    async def find(self, queue: str, timeout_seconds: float) -> list[tuple[int, ParkedQueue]]:
+    async def events(
+        self, partition: int, queue: ParkedQueue, timeout_seconds: float, most: int | None = None
+    ) -> list[ParkedEvent]:
+        """Return the events of a queue, so many at most; fewer if some have gone meanwhile."""
+        found, first, more = list[ParkedEvent](), queue.head, True
+        while more and (most is None or len(found) < most):
+            request = ParkedRequest(group=self.config.group_id, partition=partition, queue=queue.queue, first=first)
+            reply, _ = await self._ask(request, timeout_seconds)
+            found += reply.events_of_it
+            first, more = found[-1].number + 1 if found else first, reply.more
+        return found[:most]
+
+    async def find(
+        self, queue: str, timeout_seconds: float, partition: int | None = None
+    ) -> list[tuple[int, ParkedQueue]]:
         """Return the partitions that have this queue (one, or none), or the queues of all (no ``queue``), as far as
-        their owners answer. Raises, if none is found, why an owner did not answer."""
+        their owners answer; of one partition, if it is named. Raises, if none is found, why an owner did not answer."""
 
         async def found_in(number: int) -> list[tuple[int, ParkedQueue]]:
             found: list[tuple[int, ParkedQueue]] = []
@@ -38,7 +52,7 @@ class ParkedClient(GroupAsker[ParkedRequest, ParkedReply]):
                 if not reply.more:
                     return found
 
-        numbers = range(self.config.num_partitions)
+        numbers = range(self.config.num_partitions) if partition is None else [partition]
         answers = await asyncio.gather(*map(found_in, numbers), return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         there = [each for answer in answers if isinstance(answer, list) for each in answer]

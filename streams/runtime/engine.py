@@ -40,7 +40,7 @@ from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.ownership.topic_watch import TopicWatch
 from streams.runtime.partition.delivery import typed
-from streams.runtime.partition.failures import trace_of
+from streams.runtime.partition.failures import no_foreign_cancellation, trace_of
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
@@ -52,6 +52,7 @@ from streams.runtime.signal import Signal
 from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
 from streams.runtime.transactions.hung_calls import HungCalls
+from streams.runtime.transactions.measuring import measurements
 from streams.runtime.transactions.pool import MergingPool, TransactionPool
 from streams.runtime.transactions.producer_slots import Slots
 from streams.runtime.transactions.recovery import Recovery
@@ -95,9 +96,7 @@ class Engine:
         self.lookups, self.router = lookups, router
         self.schedules = schedules
         self.connections = connections
-        self.message_limit = message_limit
-        self.now = now
-        self.environment = environment
+        self.message_limit, self.now, self.environment = message_limit, now, environment
         self.rng = environment.rng()
         self.writer = uuid.UUID(int=self.rng.getrandbits(128)).hex
         self.incarnation = 0
@@ -256,7 +255,7 @@ class Engine:
 
         async def guarded() -> None:
             try:
-                await task()
+                await no_foreign_cancellation(task)
             except Exception as error:
                 self.fail(error, drain=drain)
 
@@ -438,7 +437,8 @@ class Engine:
             if self.keeper is not None:
                 self.keeper.settled(txn.cuts, self.partitions.kept, self.now() - txn.sealed_at)
         if self.config.metrics_handler is not None:
-            self.measure(self.pool.measure(txn, committed))
+            for one in measurements(txn, self.router, self.config.changelog, self.now(), committed=committed):
+                self.measure(one)
 
     def revoke_store(self, store: Any, partition: int) -> None:
         """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""

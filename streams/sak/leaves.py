@@ -135,6 +135,6 @@ def advice() -> str:
 
 def _note() -> str:
     try:
-        return NOTE.read_text().strip()
+        return NOTE.read_text().partition("\n")[0]  # its second line is about the jar for Spark
     except OSError:  # a checkout; or an archive
         return ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -21,22 +19,6 @@ ASK_SECONDS = 10.0
 """What one request to the cluster may take, before it is made again."""
 
 _ADMINS: dict[tuple[tuple[str, str], ...], TopicAdmin] = {}
-
-_log = logging.getLogger(__name__)
-
-
-def client(kind: Any, kafka: KafkaSettings, settings: dict[str, Any] | None = None) -> Any:
-    """A librdkafka client of a kind; raises ``ConfigError`` for settings that it does not know."""
-    if isinstance(callback := kafka.get("oauth_cb"), TokenCallback):
-        callback.function()  # within the client, an error of the import would be one of the login
-    # Consumer and Producer take the same dict; Any, because their stubs disagree about it.
-    merged = {"client.id": "kes-spark", "log_level": 3, **kafka, **(settings or {})}
-    try:
-        return kind(merged, logger=_log)
-    except KafkaException as error:
-        raise ConfigError(f"an option kafka.* is wrong: {error.args[0].str()}") from error
-    except (AttributeError, TypeError) as error:  # one that takes a function or a dict, which an option cannot be
-        raise ConfigError(f"an option kafka.* is wrong: {error}") from error
 
 
 def translated(
@@ -86,9 +68,14 @@ def topic_admin(kafka: KafkaSettings) -> TopicAdmin:
 
 
 def settings_of(kafka: KafkaSettings, group: str = "") -> ClientSettings:
-    """Return the settings of the toolkit's own clients."""
+    """Return the settings of the toolkit's own clients. Raises ``ConfigError`` for a callback that cannot be imported
+    here."""
+    if isinstance(callback := kafka.get("oauth_cb"), TokenCallback):
+        callback.function()  # within a login, an error of the import would look like one of the login
     overrides = {name: value for name, value in kafka.items() if name not in RESERVED}
-    return ClientSettings(kafka["bootstrap.servers"], overrides, client_id="kes-spark", group_id=group)
+    return ClientSettings(
+        kafka["bootstrap.servers"], overrides, client_id=kafka.get("client.id", "kes-spark"), group_id=group
+    )
 
 
 def no_such_topic(topic: str, kafka: KafkaSettings) -> TopicError:

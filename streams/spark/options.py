@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from streams.errors import ConfigError
+from streams.kafka.settings import RESERVED
 
 KafkaSettings = dict[str, Any]
 """Settings by librdkafka's names: text, and where there is one a ``TokenCallback``. They are sent to tasks."""
@@ -65,6 +66,8 @@ _OURS: Final = {  # set by the protocol; another value would break it
     "enable.partition.eof": "the reader needs it",
     "oauth_cb": f"name the function in the option {_CALLBACK}",
 }
+_USED: Final = ("bootstrap.servers", "client.id", "transaction.timeout.ms")
+"""Settings that clients of the toolkit set by themselves, and that are of use here all the same."""
 _JAVA_ONLY: Final = {
     "sasl.jaas.config": "kafka.sasl.username and kafka.sasl.password",
     "ssl.truststore.location": "kafka.ssl.ca.location (a PEM file)",
@@ -200,6 +203,8 @@ def kafka_settings(plain: Mapping[str, str]) -> KafkaSettings:
             raise ConfigError(f"option kafka.{name} cannot be set: {_OURS[name]}")
         if name in _JAVA_ONLY:
             raise ConfigError(f"option kafka.{name} belongs to Java clients: use {_JAVA_ONLY[name]}")
+        if name in RESERVED and name not in _USED:
+            raise ConfigError(f"option kafka.{name} cannot be set: it has no effect here; leave it out")
     given = {plain[name] for name in _BOOTSTRAP if name in plain}
     if len(given) > 1:
         raise ConfigError("options kafka.bootstrap.servers and bootstrap.servers differ: give one of them")

@@ -3,7 +3,8 @@
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
                                                 BANK_LEAVE_SECONDS, BANK_PARTITIONS, BANK_STATIC,
-                                                BANK_COPIES (of topics); those of bank_ahead.py)
+                                                BANK_COPIES (of topics); those of bank_ahead.py and
+                                                bank_parked.py)
 
 BANK_FOLDER=FOLDER       state is kept there
 BANK_ENGINE=NAME         in databases of this engine of streams.disk (else in memory, and in files)
@@ -34,7 +35,7 @@ from streams.metrics import Measurement, TransactionSettled
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.testing.faults import FaultPlan, consume_with_faults, settled_hook
 from streams.testing.oracle import Sent, State
-from tests.broker import bank_ahead
+from tests.broker import bank_ahead, bank_parked
 from tests.vocabulary import config_of
 
 PARTITIONS = 4
@@ -139,6 +140,7 @@ def build(
     if copies > 1:
         settings |= {"replication_factor": copies, "min_insync_replicas": copies - 1}
     settings.setdefault("num_partitions", int(os.environ.get("BANK_PARTITIONS") or PARTITIONS))
+    settings |= bank_parked.settings()
     if folder := os.environ.get("BANK_FOLDER"):
         snapshots = os.environ.get("BANK_SNAPSHOTS", "")
         state = StateConfig(folder=folder, checkpoint_seconds=0.2, snapshots=snapshots, snapshot_seconds=1.0)
@@ -172,6 +174,7 @@ def build(
         ctx.forward(output, Balance(event.account, account.count, account.cents), key=event.account)
         plan.hit("handler.after")
 
+    deposit = bank_parked.failing(deposit)
     slow_key, slow_ms = os.environ.get("BANK_SLOW_KEY", ""), float(os.environ.get("BANK_SLOW_MS", "0"))
 
     async def patient(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:
@@ -273,14 +276,15 @@ def gated(factory: Callable[[TopicPartition], Any]) -> Callable[[TopicPartition]
 
 
 async def _main(bootstrap: str, group: str, instance: str) -> None:
-    plan = FaultPlan.from_environment()
+    plan = bank_parked.plan()
     source = build(bootstrap, group, instance, plan)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: source._run.ask_to_stop(drain=True))
     if dump := os.environ.get("BANK_DUMP"):
         loop.add_signal_handler(signal.SIGUSR1, write_dump, source, Path(dump))
-    await consume_with_faults(source, plan)
+    with bank_parked.answering(source):
+        await consume_with_faults(source, plan)
 
 
 if __name__ == "__main__":

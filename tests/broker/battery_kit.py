@@ -97,7 +97,7 @@ class Worker:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGUSR2)
-            wait_until(lambda: self.said("(most recent call first)"), "traces are in the log", 10)
+            wait_until(lambda: self.said("(most recent call first)"), "traces are in the log")
             raise AssertionError(f"{self.instance} did not end in {seconds:g} s:\n{self.last_words(200)}") from None
 
     def said(self, text: str) -> bool:

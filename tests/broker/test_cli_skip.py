@@ -211,7 +211,7 @@ async def test_a_member_that_starts_meanwhile_waits_and_goes_on_behind_the_recor
 
     def hold_and_start(self: GroupChecks, slot: BlockingSlot, offsets: Mapping[int, int], *topic: str) -> None:
         hold(self, slot, offsets, *topic)
-        asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(start(), loop).result(60)
         wait_until(lambda: self._questions.describe_group(lab.group, 10.0).state == "Stable")
         running = started[0]
         stays(lambda: not running.task.done() and running.active <= 1, 1.0, "the member waits for partition 0")

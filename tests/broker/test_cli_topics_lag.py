@@ -70,7 +70,7 @@ def running(kes: Kes) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.mark.slow

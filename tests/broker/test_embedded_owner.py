@@ -75,7 +75,7 @@ def test_a_broker_ends_with_its_owner(how: str, ended_by: signal.Signals | None,
             assert alive(broker)
             process.send_signal(ended_by)
         process.wait(30)
-        wait_until(lambda: not alive(broker) and not alive(keeper), seconds=10)
+        wait_until(lambda: not alive(broker) and not alive(keeper))
         assert not folder.exists()
 
 
@@ -104,5 +104,5 @@ def test_a_signal_to_the_terminals_group_is_the_owners_business() -> None:
 def test_a_broker_ends_with_its_keeper() -> None:
     with owner("sleeps") as (_, broker, keeper, folder):
         os.kill(keeper, signal.SIGKILL)
-        wait_until(lambda: not alive(broker), seconds=10)
+        wait_until(lambda: not alive(broker))
         shutil.rmtree(folder)

@@ -108,7 +108,7 @@ def test_the_commands_of_the_readme_do_what_it_says(shell: Shell) -> None:
     finally:
         if workers.poll() is None:
             workers.kill()
-        workers.communicate(timeout=10)
+        workers.communicate(timeout=60)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_the_tutorial_runs_as_it_is_written(shell: Shell) -> None:
     finally:
         if workers.poll() is None:
             workers.kill()
-        workers.communicate(timeout=10)
+        workers.communicate(timeout=60)
 
 
 @pytest.mark.nightly

@@ -21,11 +21,13 @@ from tests.broker.battery_kit import ENDLESS, Bank, Worker, wait_until
 from tests.broker.kafka_versions import kafka_of
 from tests.broker.releases import BEFORE, unpack
 from tests.broker.test_battery_outages import forget_the_group
+from tests.broker.test_battery_parked import ParkedBank, parked_bank
 from tests.broker.test_kept_stores import LOADED, QUICK, restored
 from tests.soak.kit import Watch, bank_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(480)]
 
+__all__ = ["parked_bank"]
 KEYS = 200
 SETTINGS = {"BANK_SESSION_SECONDS": "6", "BANK_STANDBYS": "1"}
 CAME = r"PartitionMoved\(.*direction='in'"
@@ -33,6 +35,7 @@ CAME = r"PartitionMoved\(.*direction='in'"
 
 
 MOVED = r"PartitionMoved\("
+REFUSED = r"kes\.timer\.@park/|@park/|newer"
 STATIC = '    settings.setdefault("static_membership", bool(os.environ.get("BANK_STATIC")))\n'
 """A line of this code's bank, which that of before lacks."""
 ORDERS = [("before", "this"), ("this", "before")]
@@ -145,6 +148,45 @@ def test_folders_and_snapshots_of_the_code_of_before_are_taken(
     bank_group.check_stores()
     assert elsewhere.times(r"the snapshot manifest-") == bank.PARTITIONS
     bank_group.must_be_exact()
+
+
+def test_the_code_of_before_refuses_partitions_with_parked_keys(
+    parked_bank: ParkedBank, before: Path, seed: int
+) -> None:
+    """It would handle later events of these keys before those that wait. Its copies never become ready, so nothing is
+    moved to it; what it has to take over, it stops at by name, and this code goes on. Once the queues are empty, it is
+    a member as any other."""
+    group, old = parked_bank, {**SETTINGS, "PYTHONPATH": str(before)}
+    new = {**SETTINGS, **parked_bank.settings}
+    group.broken(True)
+    load = group.load(ENDLESS, KEYS, seed, 200)
+    owner = group.start("this", **new)
+    group.wait_progress(1_000)
+    wait_until(lambda: all(group.parked_keys()), "a key is parked in each partition")
+    other = group.start("before", **old)
+    wait_until(lambda: other.times(REFUSED) > 0, "its copies are refused by name")
+    group.wait_progress(1_000)
+    assert owner.works_on() == group.partitions, "nothing is moved to it"
+    owner.kill()
+    wait_until(lambda: not other.running, "it stops at what it has to take over")
+    assert other.times(REFUSED) > 0, other.last_words()
+    before_it = group.handled()
+    owner = group.start("this", **new)
+    group.wait_progress(1_000)
+    assert before_it > 0
+    load.stop()
+    group.broken(False)
+    group.wait_handled()
+    wait_until(lambda: not any(group.parked_keys()), "the queues are empty")
+    other = group.start("before", **old)
+    share_evenly(owner, other)
+    group.deposit(300, KEYS, seed + 1)
+    group.wait_handled()
+    owner.kill()
+    works_on(other, group.partitions)
+    assert other.stop() == 0, other.last_words()
+    group.start("this", **new)
+    group.work_off()
 
 
 # ----------------------------------------------------------------------------------------- struck, in both orders

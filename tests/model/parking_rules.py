@@ -25,19 +25,23 @@ TIMER = 9
 
 class ParkingConfig(NamedTuple):
     """``takes``: take-overs, after the last of which no member dies or stands still. ``operator``: there is a request.
-    ``kills``: an attempt at the first record ends the process, instead of failing."""
+    ``kills``: an attempt at the first record ends the process, instead of failing. ``ahead``: the work of a first event
+    runs ahead of its turn, while the partition goes on."""
 
     name: str
     takes: int = 2
     operator: bool = True
     kills: bool = False
+    ahead: bool = False
 
 
 ONE = ParkingConfig("one owner", takes=1)
 PLAIN = ParkingConfig("two owners")
 KILLED = ParkingConfig("an event that ends its process", takes=3, operator=False, kills=True)
+AHEAD = ParkingConfig("work ahead", ahead=True)
+KILLED_AHEAD = ParkingConfig("work ahead that ends its process", takes=3, operator=False, kills=True, ahead=True)
 THREE = ParkingConfig("three owners", takes=3)
-STANDARD = (ONE, KILLED, PLAIN)
+STANDARD = (ONE, KILLED, KILLED_AHEAD, PLAIN, AHEAD)
 DEEP = (THREE,)
 
 
@@ -54,7 +58,10 @@ class ParkingRule(Enum):
     P7_NUMBERS_GO_ON = ("the numbers of a key's queues begin with 0 each time", PLAIN)
     P8_OLDER_RELEASES_REFUSE = ("an older release takes the partition without its queues", PLAIN)
     P9_MEMORY_FOLLOWS = ("a member that was lost goes on with its memory", THREE)
+    P10_ONE_AT_A_TIME = ("a first event is tried again while its work is under way", AHEAD)
+    P10_WITHDRAWN = ("the work of an event that was let go is taken for that of the next one", AHEAD)
     P12_NOTED_BEFORE_TRIED = ("a first event that was found is tried at once, without a note", KILLED)
+    P12_NOTED_BEFORE_ITS_WORK = ("the note is written at the turn, behind the work ahead", KILLED_AHEAD)
 
 
 class Partition(NamedTuple):
@@ -75,7 +82,8 @@ class Partition(NamedTuple):
 class Member(NamedTuple):
     """``take``: its take-over; ``memory``: the partition; ``base``: as it was last known to be committed; ``steps``
     since then. ``ahead``: whether its key was parked when the work of record 1 began ahead; ``None``: it did not.
-    ``is_due``: the first event of the queue may be tried."""
+    ``is_due``: the first event of the queue may be tried. ``work``: the event whose work is under way as that of the
+    first one, ``has_ended``: its end is there, and waits for the turn."""
 
     take: int
     memory: Partition
@@ -84,6 +92,8 @@ class Member(NamedTuple):
     steps: int = 0
     ahead: bool | None = None
     is_due: bool = True
+    work: int | None = None
+    has_ended: bool = False
 
 
 class World(NamedTuple):
@@ -198,7 +208,10 @@ class ParkingModel:
         is_meant = asked == there.number or ParkingRule.P7_NAMES_THE_HEAD in self._out
         if there.queue and asked is not None and is_meant and world.delivered < 2:
             text = f"the operator's request lets {there.queue[0]} go"
-            yield text, stepped(self._let_go(there))._replace(delivered=world.delivered + 1)
+            gone = member._replace(memory=self._let_go(there), steps=member.steps + 1)
+            if ParkingRule.P10_WITHDRAWN not in self._out:
+                gone = gone._replace(work=None, has_ended=False)
+            yield text, _with(world, index, gone)._replace(delivered=world.delivered + 1)
 
     def _turn(self, world: World, member: Member) -> Partition:
         there, event = member.memory, member.memory.position
@@ -216,11 +229,17 @@ class ParkingModel:
         there, event, out = member.memory, member.memory.queue[0], self._out
         if self._config.kills and event == 0 and not world.repaired:
             is_found = member.take > 1
+            is_early = self._config.ahead and ParkingRule.P12_NOTED_BEFORE_ITS_WORK in out
+            is_early |= ParkingRule.P12_NOTED_BEFORE_TRIED in out
             if not (member.is_due and is_found):
                 return
-            if there.noted != member.take and ParkingRule.P12_NOTED_BEFORE_TRIED not in out:
+            if there.noted != member.take and not is_early:
                 yield "notes that it tries 0", there._replace(noted=member.take)
-            elif member.base.noted == member.take or ParkingRule.P12_NOTED_BEFORE_TRIED in out:
+            elif not (member.base.noted == member.take or is_early):
+                return
+            elif self._config.ahead and member.work is None:
+                yield "the work of 0 begins", _with(world, index, member._replace(work=0))
+            else:
                 kills = world.kills + (member.take == world.take)  # one that stood still may die of it at any time
                 yield "0 ends the process", _gone(world, index)._replace(kills=kills)
             return
@@ -228,6 +247,8 @@ class ParkingModel:
             left = self._left(there)
             is_set = there.timer in ("queued", "copied")
             yield "the timer has its turn", left._replace(done=(*there.done, TIMER), timer="fired") if is_set else left
+        elif self._config.ahead:
+            yield from self._ahead(world, index, member)
         elif event == 1 and not there.retried:
             yield "1 fails again", there._replace(retried=True)
         elif event != 0 or world.repaired:
@@ -240,6 +261,23 @@ class ParkingModel:
                 yield f"{event} is handled, and the key opens", after._replace(queue=())
             else:
                 yield f"{event} is handled", self._left(after)
+
+    def _ahead(self, world: World, index: int, member: Member) -> Iterator[tuple[str, World]]:
+        """Yield the steps of the first event's work: it begins, ends, and has its turn."""
+        there, event = member.memory, member.work
+        if event is None:
+            yield f"the work of {there.queue[0]} begins", _with(world, index, member._replace(work=there.queue[0]))
+        elif not member.has_ended:
+            yield f"the work of {event} ends", _with(world, index, member._replace(has_ended=True))
+            if ParkingRule.P10_ONE_AT_A_TIME in self._out:
+                yield f"the work of {event} begins again", world._replace(problem=f"two calls for {event} at a time")
+        else:
+            turned = member._replace(steps=member.steps + 1, work=None, has_ended=False)
+            if event == 0 and not world.repaired:
+                yield "0 fails again", _with(world, index, turned._replace(steps=member.steps))
+            else:
+                after = self._left(_handled(there, event))
+                yield f"{event} has its turn", _with(world, index, turned._replace(memory=after))
 
     def _left(self, there: Partition) -> Partition:
         number = there.number + 1

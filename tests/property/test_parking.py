@@ -32,12 +32,13 @@ from streams import (
     event_type,
 )
 from streams.core.origin import is_event, is_timer, is_visit
-from streams.core.parking import BrokenQueue, ParkedKeys, Queued, is_piece, queued_record
+from streams.core.parking import PREFIX, BrokenQueue, ParkedKeys, Queued, is_piece, queued_record
 from streams.core.timers import Timer
 from streams.errors import MembershipLost, NotOwned
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import decode_timer, encode_timer, timer_key
-from streams.settings import BatcherConfig, ParkingConfig, SchedulerConfig
+from streams.sak.murmur2 import partition_of
+from streams.settings import BatcherConfig, GroupConfig, ParkingConfig, SchedulerConfig
 from streams.stores.joined_table import Update
 from streams.testing import TestDriver, Unsettled
 from streams.testing.simulation.virtual_time import elapse
@@ -47,7 +48,7 @@ from tests.unit.parking_kit import parked_records
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-KEYS = "abc"
+KEYS = "acd"
 
 
 @event_type("Entry")
@@ -82,6 +83,7 @@ class History:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.way = WAYS[seed % len(WAYS)]
+        self.partitions = 1 + seed // len(WAYS) % 2  # with two there are moves
         further = "rows" if self.way == "updates" else "further" if "inputs" in self.way else ""
         self.topics = ("entries", further) if further else ("entries",)
         self.rows: dict[str, list[str | None]] = {key: [None] for key in KEYS}  # in the order of their topic
@@ -98,7 +100,12 @@ class History:
     def source(self) -> EventSource[Table[str, tuple[int, ...]]]:
         bounds = ParkingConfig(first_retry_seconds=5, max_retry_seconds=20, max_keys=4, max_key_events=10)
         config = EventSourceConfig(
-            group_id="g", topic="entries", num_partitions=1, parking=bounds, loop=self.way == "loop"
+            group_id="g",
+            topic="entries",
+            num_partitions=self.partitions,
+            parking=bounds,
+            loop=self.way == "loop",
+            group=GroupConfig(num_standbys=self.partitions - 1),
         )
         source = EventSource(config, store=Table.factory(key=str, value=tuple[int, ...]))
         if "further" in self.topics:
@@ -182,6 +189,9 @@ class History:
 
         return source
 
+    def place_of(self, key: str) -> int:
+        return partition_of(key.encode(), self.partitions)
+
     def run(self, steps: int) -> None:
         chance = self.chance
         with TestDriver(self.source, members=2, seed=chance.getrandbits(30)) as driver:
@@ -209,7 +219,7 @@ class History:
                 if topic == "rows":
                     self.sent[entry.key][-1] = Entry(entry.number, entry.key)
                     self.rows[entry.key].append(str(entry.number))
-                    row = Record("rows", b"%d" % entry.number, entry.key.encode(), None, 0)
+                    row = Record("rows", b"%d" % entry.number, entry.key.encode(), None, self.place_of(entry.key))
                     driver.send_record(row, wait=False)
                 else:
                     driver.send(entry, key=entry.key, topic=topic, wait=False)
@@ -268,9 +278,9 @@ class History:
     def judge(self, driver: TestDriver[Any]) -> None:
         driver.check()
         assert not driver.parked()
-        assert not parked_records(driver)
+        assert not any(parked_records(driver, number) for number in range(self.partitions))
         for key, entries in self.sent.items():
-            there = list(driver.store(0).get(key) or ())
+            there = list(driver.store(self.place_of(key)).get(key) or ())
             assert [event.number for event in driver.outputs("out", Entry) if event.key == key] == there
             numbers = [number for number in there if number > 0]
             kept = self.perhaps_gone & set(numbers)
@@ -317,6 +327,10 @@ def as_restored(parked: ParkedKeys, records: dict[bytes, bytes]) -> ParkedKeys:
     assert restored.size == parked.size
     assert restored.events == parked.events
     assert restored.keys.keys() == parked.keys.keys()
+    pieces = [piece for queue in parked.by_name.values() for piece in queue.records()]
+    assert {timer_key(piece.name): encode_timer(piece) for piece in pieces} == {
+        key: value for key, value in records.items() if b"/" in key.removeprefix(timer_key(PREFIX))
+    }
     for name, queue in parked.by_name.items():
         assert restored.by_name[name].state == queue.state
         assert restored.by_name[name].record.due_ms == queue.record.due_ms
@@ -363,8 +377,8 @@ def test_queues_are_lists(steps: list[tuple[str, str]], most: int) -> None:
             key: [queue.events[at].offset for at in sorted(queue.events)] for key, queue in parked.keys.items()
         } == lists
         assert parked.events == sum(map(len, lists.values()))
-        assert parked.size == sum(sum(queue.sizes.values()) for queue in parked.by_name.values())
-        assert all(queue.state.bytes == sum(queue.sizes.values()) for queue in parked.by_name.values())
+        assert parked.size == sum(sum(map(sum, queue.pieces.values())) for queue in parked.by_name.values())
+        assert all(queue.state.bytes == sum(map(sum, queue.pieces.values())) for queue in parked.by_name.values())
     as_restored(parked, records)
     assert bool(records) == bool(lists)
 

@@ -60,12 +60,15 @@ class Plan(Conditions, frozen=True, kw_only=True):
     """Nothing goes wrong: moves have to be quick."""
     parks: bool = False
     """Some events are parked, and handled in a later attempt."""
+    struck: bool = False
+    """An operator acts on parked keys, events end processes that try them, and some have no key."""
 
 
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
 JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
 AHEAD = frozenset(("Fetch", "Crunch", "Chained", "Turn", "Wobbly", "Hopeless", "ParkedTurn", "ParkedFetch"))
 PARKED_KINDS = ("Parked", "ParkedTurn", "ParkedFetch", "ParkedBulk", "Add")
+STRUCK_KINDS = (*PARKED_KINDS[:-1], "ParkedDeath", "Add")
 BULK_KINDS = (("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))
 CALLS = ("send", "commit", "flush", "abort", "init", "ask", "member", "leader")
 COMING = ("start", "start", "stop")
@@ -91,7 +94,7 @@ def _actions(rng: random.Random, kinds: tuple[str, ...], count: int) -> Actions:
     actions = []
     for at in _times(rng, count):
         kind = rng.choice(kinds)
-        name = "" if kind in ("outage", "forget", "move", "compact") else f" a{rng.randrange(3)}"
+        name = "" if kind in ("outage", "forget", "move", "compact", "operate") else f" a{rng.randrange(3)}"
         actions.append((at, kind + name))
     return tuple(actions)
 
@@ -322,20 +325,28 @@ MOVES: Profiles = {
     },
 }
 """All with the incremental strategy."""
-PROFILES = {**WORK, **MOVES}
-APART: Profiles = {
-    # Events wait in the queues of their keys, which are short, while members come and go.
-    "parked": lambda rng: {
-        "kinds": tuple(rng.sample(PARKED_KINDS, rng.choice((2, 5)))),
+
+
+def _parked(rng: random.Random, kinds: tuple[str, ...], acts: int) -> dict[str, object]:
+    return {
+        "kinds": tuple(rng.sample(kinds, rng.choice((2, 5)))),
         "parks": True,
         "members": 2,
         "partitions": rng.choice((1, 2)),
         "records": 80,
         "patient": rng.random() < 0.2,
         "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
-        "actions": _actions(rng, (*COMING, "crash", "freeze", "evict", "compact"), 8),
+        "actions": _actions(rng, (*COMING, "crash", "freeze", "evict", "compact", *["operate"] * acts), 8 + acts),
         "calm_at": 15.0,
-    },
+    }
+
+
+PROFILES = {**WORK, **MOVES}
+APART: Profiles = {
+    # Events wait in the queues of their keys, which are short, while members come and go.
+    "parked": lambda rng: _parked(rng, PARKED_KINDS, 0),
+    # Besides, an operator lets events go, events end their processes, and some have no key.
+    "struck": lambda rng: {**_parked(rng, STRUCK_KINDS, 2), "struck": True},
 }
 """Not among those that seeds take in turn."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from streams import GroupConfig, QueueConfig, TimeoutConfig
+from streams import GroupConfig, QueryConfig, QueueConfig, TimeoutConfig
 from streams.codecs import codec_for
 from streams.disk import SQLite
 from streams.events import event_type, event_type_of
@@ -63,6 +62,7 @@ PURPOSES = {
     "ParkedTurn": "the same by a concurrent handler, ahead of its turn or in it",
     "ParkedFetch": "the same by a job, or its finalizer",
     "ParkedBulk": "the same in lists",
+    "ParkedDeath": "parks its key, then ends its process, `amount` times, then succeeds",
 }
 KINDS: dict[str, Any] = {
     name: event_type(name)(type(name, (Keyed,), {"__module__": __name__}, frozen=True)) for name in PURPOSES
@@ -238,6 +238,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         ),
         state=_state(process),
         parking=parked_program.bounds(process.rng) if plan.parks else ParkingConfig(),
+        queries=QueryConfig(operate=plan.struck),
         on_partition_activated=lambda partition: process.note("active", partition),
         metrics_handler=process.measured,
     )
@@ -324,7 +325,7 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     if plan.ahead:
         _register_ahead(source, process, add)
     if plan.parks:
-        parked_program.register(source, process.rng, KINDS, add)
+        parked_program.register(source, process, KINDS, add)
     if plan.interjections:
         source.schedule_interjection(tick, every=0.7, jitter=0.2)
     return source
@@ -389,18 +390,19 @@ def tick(ctx: EventContext[Any]) -> None:
     ctx.forward(TICKS, ValueAt(number, ctx.offset), key=str(ctx.topic_partition.partition))
 
 
-def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes, bytes, Any]]:
+def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes | None, bytes, Any]]:
     """(partition, key, value, headers) of each input record."""
-    for _ in itertools.repeat(None, plan.records):
+    for place in range(plan.records):
         kind = rng.choice(plan.kinds)
         number = rng.randrange(plan.keys)
         fails = kind in ("Flaky", "Wobbly") or kind.startswith("Parked")
         amount = rng.choice((0, 1, 2, 3)) if fails else rng.randint(1, 9)
         if plan.timers and kind == "Add" and amount > 5:
             kind = "Alarm"
-        event = KINDS[kind](f"k{number}", amount)
-        described = event_type_of(KINDS[kind])
-        yield number % plan.partitions, event.key.encode(), described.encode(event), described.headers
+        is_alone = plan.struck and kind.startswith("Parked") and rng.random() < 0.1
+        event = KINDS[kind](f"alone{place}" if is_alone else f"k{number}", amount)
+        described, key = event_type_of(KINDS[kind]), None if is_alone else event.key.encode()
+        yield number % plan.partitions, key, described.encode(event), described.headers
 
 
 def fold(state: dict[str, int], record: IncomingRecord) -> tuple[list[tuple[bytes, bytes]], bool]:

@@ -7,9 +7,7 @@ At the end each folder is what was committed up to its mark, besides everything 
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -27,6 +25,7 @@ from streams.runtime.keeping.on_disk import DatabaseFolder
 from streams.runtime.keeping.snapshots.bundles import SnapshotStore
 from streams.runtime.ownership.replica import Replica
 from tests.broker.gate import gate, nightly
+from tests.unit.waiting import give_own
 
 from .plans import Plan, plan_of
 from .safeguards import Safeguard, stand_in
@@ -57,9 +56,7 @@ Patch = pytest.MonkeyPatch
 def unflushed(monkeypatch: Patch) -> None:
     """Nobody loses power in a simulation."""
     monkeypatch.setattr(folder_module.os, "fsync", lambda handle: None)
-    # Its own name only: threads of other tests' clients that sleep between two looks would spin.
-    clock = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
-    monkeypatch.setattr(folder_module, "time", clock)
+    give_own(monkeypatch, "time", folder_module, sleep=lambda seconds: None)
     monkeypatch.setattr(folder_module, "LEAST_REWRITE", 500)
 
 

@@ -13,7 +13,8 @@ from .world import simulate
 pytestmark = pytest.mark.usefixtures("quiet")
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(nightly(seed) for seed in range(6, 300))])
-def test_parked_events_are_there_once_and_in_order(seed: int) -> None:
-    world = simulate(seed, plan_of(seed, "parked"))
+@pytest.mark.parametrize("profile", ["parked", "struck"])
+@pytest.mark.parametrize("seed", [*range(4), *(nightly(seed) for seed in range(4, 300))])
+def test_parked_events_are_there_once_and_in_order(seed: int, profile: str) -> None:
+    world = simulate(seed, plan_of(seed, profile))
     assert not world.differences, explain(seed, world)

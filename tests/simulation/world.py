@@ -28,6 +28,7 @@ from streams.testing.simulation.wire_questions import WireQuestions
 
 from . import program
 from .judge import CHANGELOG, Judge
+from .parked_operator import ParkedOperator
 from .plans import Plan
 from .watch import Trap, Watch
 
@@ -103,6 +104,8 @@ class World:
             look_up_records=1,  # there are not many in these worlds
         )
         self.folder = tempfile.mkdtemp(prefix="kes-simulation-", dir=MEMORY) if plan.kept else ""
+        self.operator = ParkedOperator(self)
+        self.ends = self.operator.ends
         self.judge = Judge(self)
         self.watch = Watch(self)
 
@@ -227,6 +230,8 @@ class World:
                 for log in self.broker.logs.values():
                     if log.topic == CHANGELOG:
                         log.compact(int(log.stable * share))
+            case "operate" if (task := self.operator.operate()) is not None:
+                self.rolling.append(task)
             case "interject" if alive:
                 self._interject(member)
 
@@ -288,6 +293,9 @@ class World:
     def noted(self, name: str, what: str, partition: int) -> None:
         """A step of a move on a member."""
         self.watch.noted(name, what, partition)
+        if what == "active":
+            # A restart of the partition in the same process is no new owner.
+            self.operator.activated.setdefault((self.members[name].process, partition), self.loop.time())
 
     def passed(self, name: str, point: str, partition: int) -> bool:
         """A member's way through a transaction: now and then it is killed right there, and started again."""

@@ -67,6 +67,23 @@ def test_executors_killed_while_they_write(
     assert list(Path(staging["stagingDir"]).rglob("*.batches")) == []
 
 
+def test_a_jar_on_the_driver_only(cluster: StandaloneCluster, trial: Trial, kes_jar: Path | None) -> None:
+    """Tasks do not have its classes: the write fails, with the name of one, and nothing of it is there. With the jar on
+    executors, too, it goes through."""
+    if kes_jar is None:
+        pytest.skip("there is no JDK")
+    java = {"tasks": "java"}
+    spec = trial.spec(settings={**cluster.settings, "spark.driver.extraClassPath": str(kes_jar)}, write_options=java)
+    job = trial.start(spec=spec)
+    assert job.wait() != 0
+    assert job.said("java.lang.ClassNotFoundException: kes.spark."), job.tail()
+    assert trial.committed_rows() == 0
+    trial.start(
+        spec=trial.spec(settings={**cluster.settings, "spark.jars": str(kes_jar)}, write_options=java)
+    ).must_finish()
+    trial.must_be_exact()
+
+
 def test_upcasters_and_handlers_run_on_the_workers(
     cluster: StandaloneCluster, servers: str, make_topic: MakeTopic
 ) -> None:

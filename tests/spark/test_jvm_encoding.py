@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from streams.spark.writing import batch_encoding
 from streams.spark.writing.batch_encoding import BatchEncoder, compression_settings
 from tests.spark.log_kit import seed
 from tests.spark.test_batch_encoding import HEADERS, SHAPES, any_table
+from tests.unit.waiting import give_own
 
 pytestmark = [
     pytest.mark.spark,
@@ -56,16 +56,20 @@ def jar(kes_jar: Path | None) -> Path:
     return kes_jar
 
 
+def compiled(jar: Path, program: str, folder: Path) -> list[str]:
+    """The command of a program beside the classes of the jar, compiled into this folder."""
+    libraries = f"{jar}{os.pathsep}{Path(pyspark.__file__).parent}/jars/*"
+    opened = ["--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED"]
+    quiet = f"-Dlog4j2.configurationFile={Path(kes_spark.__file__).with_name('log4j2.properties').as_uri()}"
+    subprocess.run(["javac", "-cp", libraries, "-d", folder, Path(__file__).with_name(f"{program}.java")], check=True)
+    words = ["-XX:TieredStopAtLevel=1", quiet, *opened, "-cp", f"{folder}{os.pathsep}{libraries}"]
+    return ["java", *words, f"kes.spark.{program}"]
+
+
 def in_java(jar: Path, cases: list[Case], folder: Path) -> list[dict[str, Any]]:
     """What the encoder in Java makes of each case."""
     (folder / "cases").write_text(json.dumps([described(*case) for case in cases]))
-    libraries = f"{jar}{os.pathsep}{Path(pyspark.__file__).parent}/jars/*"
-    program = Path(__file__).with_name("EncodeRows.java")
-    opened = ["--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED"]
-    quiet = f"-Dlog4j2.configurationFile={Path(kes_spark.__file__).with_name('log4j2.properties').as_uri()}"
-    words = ["-XX:TieredStopAtLevel=1", quiet, *opened, "-cp", f"{folder}{os.pathsep}{libraries}"]
-    subprocess.run(["javac", "-cp", libraries, "-d", folder, program], check=True)
-    subprocess.run(["java", *words, "kes.spark.EncodeRows", folder / "cases", folder / "made"], check=True)
+    subprocess.run([*compiled(jar, "EncodeRows", folder), folder / "cases", folder / "made"], check=True)
     found: list[dict[str, Any]] = json.loads((folder / "made").read_text())
     return found
 
@@ -128,7 +132,7 @@ def in_python(case: Case) -> dict[str, Any]:
 
 def compare(jar: Path, cases: list[Case], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Compare every case; return what was made of them."""
-    monkeypatch.setattr(time, "time", lambda: NOW / 1000)
+    give_own(monkeypatch, "time", batch_encoding, time=lambda: NOW / 1000)
     made = in_java(jar, cases, folder)
     assert len(made) == len(cases)
     for case, found in zip(cases, made, strict=True):

@@ -75,6 +75,26 @@ except Exception as error:
 spark.stop()
 """
 
+_OF_HIVE = """
+import sys
+from pyspark.sql import SparkSession
+servers, topic, folder, write_id = sys.argv[1:]
+spark = (
+    SparkSession.builder.master("local[2]").enableHiveSupport()
+    .config("spark.sql.warehouse.dir", folder + "/warehouse")
+    .config("javax.jdo.option.ConnectionURL", f"jdbc:derby:;databaseName={folder}/metastore;create=true")
+    .getOrCreate()
+)
+spark.sql(
+    "CREATE TABLE IF NOT EXISTS copies USING grt OPTIONS ('kafka.bootstrap.servers' '%s', subscribe '%s', topic '%s')"
+    % (servers, topic, topic)
+)
+rows = "SELECT cast(id as string) key, cast(id as string) value, 'T' type FROM range(10)"
+for _ in range(2):
+    spark.sql(f"INSERT INTO copies WITH ('writeId' = '{write_id}') {rows}")
+print(spark.conf.get("spark.sql.catalogImplementation"), spark.table("copies").where("type = 'T'").count())
+"""
+
 _PIPELINE = """
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
@@ -172,6 +192,17 @@ def test_the_package_is_imported_without_java_but_not_with_an_older_pyspark(tmp_
     refused, imported = run_program([sys.executable, "-c", _WITHOUT_JAVA], tmp_path).splitlines()
     assert refused.startswith("streams.spark needs pyspark>=4.2: pip install")
     assert imported == "imported"
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks", ["java"], indirect=True)
+def test_a_table_of_hives_catalog(servers: str, make_topic: MakeTopic, tmp_path: Path, tasks: str) -> None:
+    """A metastore in a folder. The options that were given when the table was made are there in a later session."""
+    topic = make_topic()
+    for written, write_id in ((10, "first"), (20, "second")):
+        words = [sys.executable, "-c", _OF_HIVE, servers, topic, str(tmp_path), write_id]
+        assert run_program(words, tmp_path) == f"hive {written}\n", tasks
 
 
 @needs_connect

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
 
 from streams.errors import ConfigError
-from streams.spark.kafka import client
+from streams.spark.kafka import settings_of
 from streams.spark.options import TokenCallback, addressed, agreed, checked, kafka_settings
 from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options
 from streams.spark.writing.sink import target_of
@@ -108,6 +108,10 @@ WRONG: dict[tuple[Make, ...], list[tuple[dict[str, str], str]]] = {
         ({**TOKEN, "tokenCallback": "tests.spark.tokens"}, "tokenCallback must be module:function"),
         ({**TOKEN, "tokenCallback": "tests.spark.tokens:bob"}, "tokenCallback must be module:function.*bob"),
         ({**TOKEN, "tokenCallback": "tests.spark.tokens:not_a_function"}, "is str, which is no function"),
+        *(
+            ({f"kafka.{name}": "1"}, rf"kafka\.{re.escape(name)} cannot be set: it has no effect here; leave it out")
+            for name in ("error_cb", "retries", "session.timeout.ms", "message.timeout.ms")
+        ),
         ({"kafka.oauth_cb": ALICE}, r"kafka\.oauth_cb cannot be set: name the function in the option tokenCallback"),
     ],
     (batch,): [
@@ -324,6 +328,6 @@ def test_a_callback_for_tokens_goes_with_the_settings(make: Any) -> None:
 
 
 def test_a_worker_that_cannot_import_the_callback() -> None:
-    kafka = {"bootstrap.servers": "b:1", "group.id": "g", **TOKEN, "oauth_cb": TokenCallback("nowhere.at_all:alice")}
+    kafka = {"bootstrap.servers": "b:1", **TOKEN, "oauth_cb": TokenCallback("nowhere.at_all:alice")}
     with pytest.raises(ConfigError, match=r"Spark's driver and its workers can import, not 'nowhere\.at_all:alice'"):
-        client(Consumer, kafka)
+        settings_of(kafka)

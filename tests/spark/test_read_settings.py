@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 import streams.spark as kes_spark
 from streams.errors import (
@@ -31,7 +31,7 @@ from streams.kafka.translate import (
     REFUSED,
 )
 from streams.records import TopicPartition
-from streams.spark.kafka import client, translated
+from streams.spark.kafka import settings_of, translated
 from streams.spark.reading import topic_logs
 from streams.spark.reading.planning import Bounds, TopicLog
 from streams.spark.reading.read_options import ReadOptions, read_options
@@ -81,10 +81,9 @@ def test_what_is_late_is_not_always_the_brokers_fault(told: StreamsError) -> Non
     assert "the line too slow for" in str(told)
 
 
-@pytest.mark.parametrize("name", ["error_cb", "default.topic.config"])
-def test_a_setting_that_no_text_can_be_is_told_as_that(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"an option kafka\.\* is wrong"):
-        client(Consumer, {"bootstrap.servers": "b:1", "group.id": "g", name: "x"})
+def test_a_setting_that_no_text_can_be_is_told_as_that() -> None:
+    with pytest.raises(ConfigError, match="kafka settings: "):
+        settings_of({"bootstrap.servers": "b:1", "default.topic.config": "x"}).check()
 
 
 @pytest.mark.parametrize(("edge", "at"), [("starting", 150), ("ending", 100)])
@@ -235,9 +234,9 @@ def test_silence_is_told_and_ends_after_stall_seconds(
 ) -> None:
     monkeypatch.setattr(topic_logs, "_QUIET_SECONDS", 0.3)
     broker.answer("ListOffsets", *[6] * 1000)
-    with pytest.raises(BrokerUnavailable, match=r"no answer from .* for 1 s \(option stallSeconds\): NOT_LEADER"):
-        view(stallSeconds="1").logs()
-    (told,) = [record.message for record in caplog.records if "asking for up to 1 s" in record.message]
+    with pytest.raises(BrokerUnavailable, match=r"no answer from .* for 3 s \(option stallSeconds\): NOT_LEADER"):
+        view(stallSeconds="3").logs()
+    (told,) = [record.message for record in caplog.records if "asking for up to 3 s" in record.message]
     assert "no answer in time, the last was: NOT_LEADER_OR_FOLLOWER" in told
 
 
@@ -256,7 +255,7 @@ def test_what_does_not_pass_is_told_at_once(
     began = time.monotonic()
     with pytest.raises(error, match=said):
         view().logs()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # stallSeconds are 60
 
 
 def test_positions_are_committed_for_tools_and_failures_are_logged(

@@ -124,6 +124,7 @@ def test_both_readers_give_the_same_rows_and_a_topic_made_again_is_noticed(tmp_p
         log, mine = Log(broker.bootstrap_servers), {"servers": broker.bootstrap_servers}
         log.create("in", 2)
         log.create("out")
+        log.create("moved")
         log.send("in", range(100), 2, headers=[("__grt__", b"A"), ("__grv__", b"2")])
         log.transactions("x", "in", (["no"], False), (["yes"], True))
         both = [kes_spark.records(spark, "in", reader=name, **mine) for name in ("connector", "grt")]  # type: ignore[arg-type]
@@ -134,22 +135,35 @@ def test_both_readers_give_the_same_rows_and_a_topic_made_again_is_noticed(tmp_p
         some = kes_spark.records(spark, "in", reader="connector", options={"types": "A"}, **mine)
         assert some.count() == 100
 
-        def run_once() -> None:
+        def run_once(reader: Any = "connector", *, to: str = "out") -> None:
             frame = kes_spark.records(
-                spark, "in", stream=True, reader="connector", options={"startingOffsets": "earliest"}, **mine
+                spark, "in", stream=True, reader=reader, options={"startingOffsets": "earliest"}, **mine
             )
             writer = frame.select("key", "value").writeStream.format("grt").options(**{**SERVERS,
-                "kafka.bootstrap.servers": broker.bootstrap_servers, "topic": "out", "sink": "s", "sourceTopics": "in",
-                "checkpointLocation": str(tmp_path)
+                "kafka.bootstrap.servers": broker.bootstrap_servers, "topic": to, "sink": "s", "sourceTopics": "in",
+                "checkpointLocation": str(tmp_path / to)
             })  # fmt: skip
             writer.trigger(availableNow=True).start().awaitTermination()
+
+        def written(to: str = "out") -> int:
+            return sum(1 for _ in log.records(to))
 
         run_once()
         log.send("in", range(10), 2)
         run_once()
-        assert sum(1 for _ in log.records("out")) == 111
+        assert written() == 111
+        run_once(to="moved")
+        log.send("in", range(5), 2)
+        run_once("grt", to="moved")  # it goes on where the connector was
+        assert written("moved") == 116
+        log.send("in", range(4), 2)
+        with pytest.raises(Exception, match=r"Expected e\.g\. .*|JSON|json"):
+            run_once(to="moved")  # which does not read positions of ours, and says so
+        assert written("moved") == 116
+        run_once("grt", to="moved")
+        assert written("moved") == 120
         log.make_again("in", 2)
         log.send("in", range(200), 2)
         with pytest.raises(Exception, match="source topic in was deleted and recreated"):
             run_once()
-        assert sum(1 for _ in log.records("out")) == 111
+        assert written() == 111

@@ -41,6 +41,15 @@ def stage(rows: Any, *, threshold: int, folder: StagingFolder | None) -> Staged:
     return staging.stage(rows, encoder, threshold=threshold, folder=folder)
 
 
+def open_to_all(*folders: Path) -> None:
+    """Let another user into these, and into the folders of pytest above them."""
+    for folder in folders:
+        folder.chmod(0o755)
+        for above in folder.parents:
+            if above.name.startswith(("popen-", "pytest-")):
+                above.chmod(0o755)
+
+
 ROWS = [pa.record_batch({"value": [b"a", b"b"], "offset": [1, 2]}), pa.record_batch({"value": [b"c"], "offset": [3]})]
 
 
@@ -209,9 +218,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 def test_another_users_folder_is_named_and_a_group_shares_one(tmp_path: Path) -> None:
     """As executors and a driver of two users: the other one cannot use a private folder, and empties a shared one."""
-    for each in (tmp_path, *tmp_path.parents):
-        if each.name.startswith(("test_", "popen-", "pytest-")):
-            each.chmod(0o755)
+    open_to_all(tmp_path)
     folder = below(tmp_path / "shared")
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)

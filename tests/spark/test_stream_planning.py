@@ -19,6 +19,7 @@ from streams.spark.reading.read_options import Edge, read_options
 from streams.spark.reading.reader import Range
 from streams.spark.reading.record_batches import READ_SCHEMA
 from streams.spark.reading.stream_source import StreamReader, stream_reader, to_json
+from tests.unit.waiting import give_own
 
 pytestmark = pytest.mark.spark
 
@@ -105,7 +106,7 @@ def test_a_limit_holds_and_the_lag_is_told() -> None:
 
 def test_a_batch_waits_for_enough_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(stream_source.time, "monotonic", lambda: now)
+    give_own(monkeypatch, "time", stream_source, monotonic=lambda: now)
     View.now = {"t": log(3)}
     source = reader(minOffsetsPerTrigger="10", maxTriggerDelay="60s")
     limit = source.getDefaultReadLimit()
@@ -224,7 +225,7 @@ def test_a_loss_is_believed_only_when_it_lasts(monkeypatch: pytest.MonkeyPatch, 
     def wait(seconds: float) -> None:
         View.now = {"t": log(11)}
 
-    monkeypatch.setattr(stream_source.time, "sleep", wait)
+    give_own(monkeypatch, "time", stream_source, sleep=wait)
     assert offsets(source.latestOffset(at, ALL)) == {"0": 11}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -196,6 +198,87 @@ def test_a_checkpoint_that_has_forgotten_its_last_batches(job: Job) -> None:
     forget(3, "commits", "offsets")
     assert "this query has written up to batch 3 already" in job.run()
     assert job.written() == ids(0, 1, 2, 3)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_copied_checkpoint_and_its_original_do_not_both_go_on(job: Job) -> None:
+    """They have one query id. Whichever writes two batches more leaves the other one behind, for good."""
+
+    def copied_as(name: str) -> None:
+        shutil.copytree(job.folder / job.checkpoint, job.folder / name)
+
+    job.add(10)
+    assert job.run() == ""
+    copied_as("copy")
+    for _ in range(2):
+        job.add(10)
+    assert job.run() == ""
+    job.checkpoint = "copy"
+    assert "this query has written up to batch 2 already" in job.run()
+    job.checkpoint = "first"
+    copied_as("successor")
+    job.checkpoint = "successor"
+    for _ in range(2):
+        job.add(10)
+    assert job.run() == ""
+    for behind in ("first", "copy"):
+        job.checkpoint = behind
+        assert "this query has written up to batch 4 already" in job.run()
+    job.checkpoint = "successor"
+    job.add(10)
+    assert job.run() == ""
+    assert job.written() == ids(0, 1, 2, 3, 4, 5)
+    assert job.sent() == 60
+
+
+def test_a_query_that_wrote_to_another_sink_does_not_come_back_unasked(job: Job, log: Log) -> None:
+    """The batches in between are known to nobody here: somebody has to say that they are there."""
+    job.add(10)
+    assert job.run() == ""
+    job.add(10)
+    elsewhere = job.rows().writeStream.format("noop").option("checkpointLocation", str(job.folder / job.checkpoint))
+    elsewhere.trigger(availableNow=True).start().awaitTermination(60)
+    job.add(10)
+    problem = job.run()
+    assert "the last batch written is 0, so batches in between are missing: they went to another sink" in problem
+    assert (job.written(), job.sent()) == (ids(0), 10)
+    said = re.search(r"delete that group, and start once with option lastWrittenBatch=(\S+):1", problem)
+    assert said is not None
+    log.forget_group(target_of(stream_write_options(job.options)).identity)
+    assert job.run(lastWrittenBatch=f"{said[1]}:1") == ""
+    assert job.written() == ids(0, 2)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tasks", ["python", "java"])
+def test_ten_sinks_in_one_session(job: Job, tasks: str, kes_jar: Path | None) -> None:
+    """Into one topic, at once, from one folder. Some are stopped at any moment; all come to the end of it later."""
+    if tasks == "java" and kes_jar is None:
+        pytest.skip("there is no JDK")
+    sinks = [f"{job.topic}-{number}" for number in range(10)]
+
+    def started(sink: str) -> Any:
+        job.checkpoint = sink
+        return job.start(sink=sink, tasks=tasks)
+
+    for _ in range(3):
+        job.add(10)
+    queries = [started(sink) for sink in sinks]
+    for query in queries[::3]:
+        query.stop()
+    job.add(10)
+    for query in [query for query in queries if query.isActive]:
+        assert query.awaitTermination(240)
+    for query in [started(sink) for sink in sinks]:
+        assert query.awaitTermination(240)
+        assert query.exception() is None
+    for sink in sinks:
+        target = target_of(stream_write_options({**job.options, "sink": sink}))
+        settle(target, BatchRequest(sink=sink, identity="", query="", batch=0, rows=0))
+    assert job.written() == Counter(dict.fromkeys(ids(0, 1, 2, 3), len(sinks)))
 
 
 class Interrupted(StreamWriter):

@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 
 import streams.spark as kes_spark
 from streams.errors import StagingError, StreamsError
+from streams.sak.murmur2 import partition_of
 from streams.spark.writing.sink import BatchWriter, find_write, target_of
 from streams.spark.writing.write_options import write_options
 from tests.spark.conftest import MakeTopic, Read
@@ -78,18 +79,27 @@ def test_records_as_given(spark: SparkSession, servers: str, make_topic: MakeTop
 
 
 def test_large_writes_are_staged_in_files_that_go_away(
-    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tmp_path: Path
+    spark: SparkSession,
+    servers: str,
+    make_topic: MakeTopic,
+    read: Read,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where a thread of the driver's program writes."""
+    staged, elsewhere = tmp_path / "staged", tmp_path / "elsewhere"  # the default place serves other writes, too
+    staged.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     topic = make_topic()
-    options = {"stagingDir": str(tmp_path), "stagingThreshold": "0"}
+    options = {"stagingDir": str(staged), "stagingThreshold": "0"}
     rows = encoded(spark).drop("id")
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(kes_spark.write, rows, topic=topic, write_id="w", servers=servers, options=options)
         assert job.result(120).written
     assert read(topic).count() == ROWS
-    assert list(tmp_path.iterdir()) == []  # nor an empty folder
-    assert not list(Path(tempfile.gettempdir()).glob("kes-spark-*/*/*/*.batches"))
+    assert list(staged.iterdir()) == []  # nor an empty folder
+    assert not list(elsewhere.rglob("*.batches"))
 
 
 def test_a_task_that_fails_and_is_tried_again_writes_once(
@@ -217,6 +227,31 @@ def test_one_row_in_each_of_400_partitions(
     assert kes_spark.write(rows, topic=topic, write_id="w", servers=servers).rows == 400
     found = read(topic).selectExpr("cast(cast(value as string) as int) value", "partition").collect()
     assert sorted((row.value, row.partition) for row in found) == [(number, number) for number in range(400)]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tasks", ["python", "java"])
+def test_a_million_keys_of_100_bytes_in_400_partitions(
+    spark: SparkSession, servers: str, make_topic: MakeTopic, read: Read, tasks: str, kes_jar: Path | None
+) -> None:
+    """Each row once, with its value, where its key belongs; by files, because no message is as large."""
+    if tasks == "java" and kes_jar is None:
+        pytest.skip("there is no JDK")
+    count, partitions = 1_000_000, 400
+    topic = make_topic(partitions=partitions)
+    rows = spark.range(0, count, 1, 4).selectExpr("rpad(cast(id as string), 100, '.') key", "cast(id as string) value")
+    options = {"tasks": tasks}
+    result = kes_spark.write(rows, topic=topic, write_id="w", servers=servers, options=options)
+    assert (result.written, result.rows) == (True, count)
+    found = read(topic).selectExpr("cast(key as string) key", "cast(cast(value as string) as long) id", "partition")
+    found = found.where("key = rpad(cast(id as string), 100, '.')").persist()
+    summed = found.agg(f.count("*"), f.countDistinct("id"), f.countDistinct("partition"), f.max("id")).collect()[0]
+    assert tuple(summed) == (count, count, partitions, count - 1)
+    some = found.where("id % 997 = 0").collect()
+    assert [row.partition for row in some] == [partition_of(row.key.encode(), partitions) for row in some]
+    found.unpersist()
 
 
 def test_a_run_that_fails_leaves_the_files_of_another_alone(

@@ -81,7 +81,7 @@ class Bank:
             raise RuntimeError(f"no call for {number}")
 
     def source(self) -> EventSource[Table[str, tuple[int, ...]]]:
-        config = EventSourceConfig(group_id="bank", topic="adds", num_partitions=1, **self.settings)
+        config = EventSourceConfig(**{"group_id": "bank", "topic": "adds", "num_partitions": 1} | self.settings)
         source = EventSource(config, store=Table.factory(key=str, value=tuple[int, ...], engine=self.engine))
 
         for topic, more in self.inputs.items():
@@ -175,10 +175,10 @@ def redeploy(driver: TestDriver[Any]) -> None:
     driver.settle()
 
 
-def parked_records(driver: TestDriver[Any]) -> dict[bytes, bytes]:
+def parked_records(driver: TestDriver[Any], partition: int = 0) -> dict[bytes, bytes]:
     """The records of all queues, as they are committed in the changelog."""
     world, found = driver._world, dict[bytes, bytes]()
-    log = world.broker.log(world.config.changelog, 0)
+    log = world.broker.log(world.config.changelog, partition)
     for record in log.committed(0, log.end):
         if record.key is not None and record.key.startswith(QUEUES):
             found.pop(record.key, None)

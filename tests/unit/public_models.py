@@ -47,17 +47,17 @@ def model_of(_c: Any = None, **f: Any) -> Any:
     return pydantic.create_model("M", __config__=_c, **f)
 
 
-def one(t: Any, v: Any) -> tuple[Any, Any]:
-    return (model_of(v=(t, ...)), {"v": v})
+def one(t: Any, v: Any, **config: Any) -> tuple[Any, Any]:
+    return model_of(ConfigDict(**config), v=(t, ...)), {"v": v}
+
+
+def camel(generator: Any) -> Any:
+    return model_of(ConfigDict(alias_generator=generator), my_field=(int, 0))
 
 
 class Color(enum.Enum):
     RED = "r"
     BLUE = "b"
-
-
-class Num(enum.IntEnum):
-    ONE = 1
 
 
 class Inner(BaseModel):
@@ -166,15 +166,6 @@ class PDInit:
     b: int = dataclasses.field(default=7, init=False)
 
 
-class Frozen(BaseModel, frozen=True):
-    n: int = 0
-
-
-class Enumv(BaseModel):
-    model_config = ConfigDict(use_enum_values=True)
-    c: Color = Color.RED
-
-
 class TD(TypedDict):
     a: int
 
@@ -182,72 +173,6 @@ class TD(TypedDict):
 class NT(NamedTuple):
     a: int
     b: str
-
-
-class Strip(BaseModel):
-    model_config = ConfigDict(str_strip_whitespace=True)
-    s: str = ""
-
-
-class Lower(BaseModel):
-    model_config = ConfigDict(str_to_lower=True)
-    s: str = ""
-
-
-class SerAs(BaseModel):
-    v: SerializeAsAny[Inner]
-
-
-class Base64(BaseModel):
-    v: Base64Bytes
-
-
-class Ser(BaseModel):
-    model_config = ConfigDict(ser_json_bytes="base64")
-    v: bytes
-
-
-class SerB(BaseModel):
-    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-    v: bytes
-
-
-class SerTD(BaseModel):
-    model_config = ConfigDict(ser_json_timedelta="float")
-    v: timedelta
-
-
-class InfNull(BaseModel):
-    v: float
-
-
-class InfConst(BaseModel):
-    model_config = ConfigDict(ser_json_inf_nan="constants")
-    v: float
-
-
-class InfStr(BaseModel):
-    model_config = ConfigDict(ser_json_inf_nan="strings")
-    v: float
-
-
-class Outer(BaseModel):
-    i: Inner = Field(alias="I", default=Inner())
-
-
-class Gn(BaseModel):
-    model_config = ConfigDict(alias_generator=alias_generators.to_camel)
-    my_field: int = 0
-
-
-class GnVal(BaseModel):
-    model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=alias_generators.to_camel))
-    my_field: int = 0
-
-
-class GnSer(BaseModel):
-    model_config = ConfigDict(alias_generator=AliasGenerator(serialization_alias=alias_generators.to_camel))
-    my_field: int = 0
 
 
 class SubAlias(Inner):
@@ -260,27 +185,6 @@ class Late(BaseModel):
 
 class LateInner(BaseModel):
     n: int = Field(default=0, serialization_alias="N")
-
-
-class SerByName(BaseModel):
-    model_config = ConfigDict(serialize_by_alias=False)
-    n: int = Field(default=0, alias="N")
-
-
-class Disc(BaseModel):
-    v: Annotated[A1 | B1, Field(discriminator="kind")]
-
-
-class ExclIf(BaseModel):
-    n: int = Field(default=3, exclude_if=lambda v: v == 5)
-
-
-class InitF(BaseModel):
-    n: int = Field(default=3, init=False)
-
-
-class DefFac(BaseModel):
-    n: uuid.UUID = Field(default_factory=uuid.uuid4)
 
 
 class DefData(BaseModel):
@@ -344,11 +248,11 @@ ROWS: list[tuple[Any, ...]] = [
     ("secs", "!", *one(datetime, datetime(1920, 1, 1, tzinfo=AMS))),
     ("secs list", "!", *one(list[datetime], [datetime(1920, 1, 1, tzinfo=AMS)])),
     ("time secs", "!", *one(time, time(1, tzinfo=timezone(timedelta(minutes=19, seconds=32))))),
-    ("td float", "=", SerTD, {"v": timedelta(days=3650, microseconds=1)}),
+    ("td float", "=", *one(timedelta, timedelta(days=3650, microseconds=1), ser_json_timedelta="float")),
     ("dec", "=", *one(Decimal, Decimal("1.50"))),
     ("dec nan", "!", *one(Decimal, Decimal("NaN"))),
     ("enum", "=", *one(Color, Color.RED)),
-    ("enum values", "~", Enumv, {"c": Color.BLUE}),
+    ("enum values", "~", *one(Color, Color.BLUE, use_enum_values=True)),
     ("literal bad", "!", *one(Literal["a"], "b")),
     ("tuple in list", "!", *one(list[int], (1, 2))),
     ("namedtuple", "=", *one(NT, NT(1, "a"))),
@@ -372,19 +276,19 @@ ROWS: list[tuple[Any, ...]] = [
     ("union str|bytes", "!", *one(str | bytes, b"a")),
     ("union models", "=", *one(A1 | B1, B1(y=2))),
     ("union base", "=", *one(Inner | More, More(n=1))),
-    ("disc", "=", Disc, {"v": B1(y=3)}),
+    ("disc", "=", *one(Annotated[A1 | B1, Field(discriminator="kind")], B1(y=3))),
     ("bool|int", "=", *one(bool | int, 1)),
     ("secret", "T", *one(SecretStr, SecretStr("x"))),
     ("secretbytes", "T", *one(SecretBytes, SecretBytes(b"x"))),
     ("secret gen", "T", *one(Secret[int], Secret(5))),
     ("json", "T", *one(Json[list[int]], [1])),
     ("json any", "T", *one(Json, {"a": 1})),
-    ("b64", "=", Base64, {"v": b"abc"}),
-    ("ser b64 one side", "!", Ser, {"v": b"\xff"}),
-    ("ser b64 both", "=", SerB, {"v": b"\xff"}),
+    ("b64", "=", *one(Base64Bytes, b"abc")),
+    ("ser b64 one side", "!", *one(bytes, b"\xff", ser_json_bytes="base64")),
+    ("ser b64 both", "=", *one(bytes, b"\xff", ser_json_bytes="base64", val_json_bytes="base64")),
     ("nested", "=", *one(Inner, Inner(n=3))),
     ("nested sub", "!", *one(Inner, More(n=3))),
-    ("sera", "!", SerAs, {"v": More(n=3)}),
+    ("sera", "!", *one(SerializeAsAny[Inner], More(n=3))),
     ("priv", "=", Priv, {"n": 1}),
     ("extra", "=", Extra, {"n": 1, "z": 5}),
     ("extra dt", "?", Extra, {"n": 1, "z": datetime(2026, 1, 1)}),
@@ -399,20 +303,20 @@ ROWS: list[tuple[Any, ...]] = [
     ("rec", "=", Rec, {"n": 1, "kids": [Rec(n=2)]}),
     ("pdc", "=", PD, {"a": 1}),
     ("pdc init", "=", PDInit, {"a": 1}),
-    ("strip", "!", Strip, {"s": " a "}),
-    ("inf null", "!", InfNull, {"v": math.inf}),
-    ("inf const", "=", InfConst, {"v": math.inf}),
-    ("inf str", "=", InfStr, {"v": math.nan}),
-    ("alias", "=", Outer, {"i": Inner(n=3), "I": Inner(n=3)}),
-    ("gn", "=", Gn, {"my_field": 3, "myField": 3}),
-    ("gnval", "T", GnVal, {"my_field": 3}),
-    ("gnser", "T", GnSer, {"my_field": 3}),
+    ("strip", "!", *one(str, " a ", str_strip_whitespace=True)),
+    ("inf null", "!", *one(float, math.inf, ser_json_inf_nan="null")),
+    ("inf const", "=", *one(float, math.inf, ser_json_inf_nan="constants")),
+    ("inf str", "=", *one(float, math.nan, ser_json_inf_nan="strings")),
+    ("alias", "=", model_of(i=(Inner, Field(alias="I", default=Inner()))), {"i": Inner(n=3), "I": Inner(n=3)}),
+    ("gn", "=", camel(alias_generators.to_camel), {"my_field": 3, "myField": 3}),
+    ("gnval", "T", camel(AliasGenerator(validation_alias=alias_generators.to_camel)), {"my_field": 3}),
+    ("gnser", "T", camel(AliasGenerator(serialization_alias=alias_generators.to_camel)), {"my_field": 3}),
     ("subalias", "T", SubAlias, {"n": 3}),
     ("late", "T", Late, {"v": LateInner(n=3)}),
-    ("serbyname", "=", SerByName, {"n": 3}),
-    ("exclif", "!", ExclIf, {"n": 5}),
-    ("init", "=", InitF, {}),
-    ("deffac", "=", DefFac, {"n": uuid.UUID(int=5)}),
+    ("serbyname", "=", model_of(ConfigDict(serialize_by_alias=False), n=(int, Field(default=0, alias="N"))), {"n": 3}),
+    ("exclif", "!", model_of(n=(int, Field(default=3, exclude_if=lambda v: v == 5))), {"n": 5}),
+    ("init", "=", model_of(n=(int, Field(default=3, init=False))), {}),
+    ("deffac", "=", model_of(n=(uuid.UUID, Field(default_factory=uuid.uuid4))), {"n": uuid.UUID(int=5)}),
     ("defdata", "=", DefData, {"a": 4}),
     ("mval", "!", MVal, {"a": 1, "b": 2}),
     ("mbefore", "!", MBefore, {"a": 1}),

@@ -58,32 +58,9 @@ class IFl(enum.IntFlag):
     B = 2
 
 
-class MyInt(int):
-    pass
-
-
-class MyStr(str):
-    pass
-
-
-class MyList(list):
-    pass
-
-
-class MyDict(dict):
-    pass
-
-
-class MyFloat(float):
-    pass
-
-
-class MyDate(date):
-    pass
-
-
-class MyDT(datetime):
-    pass
+MyInt, MyStr, MyList, MyDict, MyFloat, MyDate, MyDT = (
+    type(f"My{of.__name__}", (of,), {}) for of in (int, str, list, dict, float, date, datetime)
+)
 
 
 class P(NamedTuple):

@@ -228,54 +228,37 @@ class ScriptedBroker:
     def _produced(self, request: Any, version: int, code: int) -> Any:
         self._has_begun = self._has_begun or not code
         of = ProduceResponse.TopicProduceResponse
-        return ProduceResponse(
-            responses=[
-                of(
-                    name=topic.name,
-                    partition_responses=[
-                        of.PartitionProduceResponse(
-                            index=part.index, error_code=code, base_offset=0, record_errors=[], error_message=None
-                        )
-                        for part in topic.partition_data
-                    ],
-                )
-                for topic in request.topic_data
-            ]
-        )
+
+        def entry(part: Any) -> Any:
+            return of.PartitionProduceResponse(
+                index=part.index, error_code=code, base_offset=0, record_errors=[], error_message=None
+            )
+
+        answers = [
+            of(name=topic.name, partition_responses=[entry(part) for part in topic.partition_data])
+            for topic in request.topic_data
+        ]
+        return ProduceResponse(responses=answers)
 
     def _partitions_added(self, request: Any, version: int, code: int) -> Any:
         self._has_begun = self._has_begun or not code
         of = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
-        return AddPartitionsToTxnResponse(
-            results_by_topic_v3_and_below=[
-                of(
-                    name=topic.name,
-                    results_by_partition=[
-                        of.AddPartitionsToTxnPartitionResult(partition_index=n, partition_error_code=code)
-                        for n in topic.partitions
-                    ],
-                )
-                for topic in request.v3_and_below_topics
-            ]
-        )
+        entry = of.AddPartitionsToTxnPartitionResult
+        answers = [
+            of(
+                name=topic.name,
+                results_by_partition=[entry(partition_index=n, partition_error_code=code) for n in topic.partitions],
+            )
+            for topic in request.v3_and_below_topics
+        ]
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=answers)
 
     def _offsets_added(self, request: Any, version: int, code: int) -> Any:
         return AddOffsetsToTxnResponse(error_code=code)
 
     def _offsets_committed(self, request: Any, version: int, code: int) -> Any:
         of = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
-        return TxnOffsetCommitResponse(
-            topics=[
-                of(
-                    name=topic.name,
-                    partitions=[
-                        of.TxnOffsetCommitResponsePartition(partition_index=part.partition_index, error_code=code)
-                        for part in topic.partitions
-                    ],
-                )
-                for topic in request.topics
-            ]
-        )
+        return TxnOffsetCommitResponse(topics=by_topic(request, of, of.TxnOffsetCommitResponsePartition, code))
 
     def _ended(self, request: Any, version: int, code: int) -> Any:
         self._epoch += not code and version >= 5
@@ -295,6 +278,22 @@ _ANSWERS: dict[Any, Any] = {
     TxnOffsetCommitRequest: ScriptedBroker._offsets_committed,
     EndTxnRequest: ScriptedBroker._ended,
 }
+
+
+def by_topic(
+    request: Any, of: Any, entry: Any, code: int, fields: Callable[[Any], dict[str, Any]] = lambda _: {}
+) -> Any:
+    """The topics of an answer as those of its request: ``fields`` of each partition, beside its number and the code."""
+    return [
+        of(
+            name=topic.name,
+            partitions=[
+                entry(partition_index=part.partition_index, error_code=code, **fields(part))
+                for part in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
 
 
 def speak(request: Any, answer: Callable[[Any, Any, int, int], Any]) -> None:

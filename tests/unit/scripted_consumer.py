@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from streams.kafka import connection
+from streams.kafka.reading import consumer
 from streams.kafka.reading.consumer import LogConsumer
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.connection import LostConnection
 from streams.records import PolledPartition
+from tests.unit.waiting import give_own
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
 
@@ -77,7 +79,7 @@ class Reading:
         # A real one tells of its own troubles.
         monkeypatch.setattr("streams.kafka.reading.consumer.build", lambda *_: self.script)
         monkeypatch.setattr("streams.kafka.reading.consumer.LogEnds", lambda _: self.script)
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        give_own(monkeypatch, "time", connection, consumer, monotonic=lambda: self.now)
         self.consumer = LogConsumer(ClientSettings("127.0.0.1:1"), "t", ends=ends)
 
     def add(self, **offsets: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from streams.outbox.database import StashedRow
 from streams.outbox.sessions import open_session
 from streams.records import Output
 from tests.unit.cli_kit import Kes, kes_with
+from tests.unit.waiting import give_own
 
 
 @pytest.fixture
@@ -43,23 +43,20 @@ def test_a_watch_shows_each_look_and_waits_for_a_database_that_is_away(
     kes: Kes, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, turns = Path(database.removeprefix("sqlite:")), list[float]()
-    content, pause = file.read_bytes(), module.time.sleep
+    content = file.read_bytes()
 
     def sleep(seconds: float) -> None:
-        if threading.current_thread() is not threading.main_thread():  # what another test has left running
-            pause(seconds)
-            return
         turns.append(seconds)
         file.write_bytes(b"no database" if len(turns) == 1 else content)
         if len(turns) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    give_own(monkeypatch, "time", module, sleep=sleep)
     answer = kes("outbox", "status", "--watch", "--database", database, "--json")
     looks = [json.loads(line) for line in answer.out.splitlines()]
     assert [look[0]["parked"] for look in looks] == [1, 1]
     assert "does not answer" in answer.words or "not a database" in answer.words
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt))
+    give_own(monkeypatch, "time", module, sleep=lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt))
     assert "parked" in kes("outbox", "status", "--watch", "--database", database).out
 
 

@@ -61,7 +61,7 @@ def test_one_address_serves_all_workers_and_outlives_each(kes: Callable[..., Kes
     assert 'kes_source_state{group="g",state="starting",worker="w-0"} 1.0' in text
 
     os.kill(pids["w-0"], signal.SIGSTOP)
-    assert up() == {"w-0": 0.0, "w-1": 1.0}
+    wait_until(lambda: up() == {"w-0": 0.0, "w-1": 1.0}, "one does not answer", step=0.05)
     assert SCRAPE_SECONDS < 9.0, "below a scraper's ten seconds"
     code, text = get(port, "/ready")
     assert (code, text.splitlines()[0]) == (503, "w-0: does not run, or does not answer")

@@ -28,6 +28,7 @@ from streams.runtime.partition.joined_rows import row_key
 from tests.unit.cli_kit import Answer, Kes
 from tests.unit.kept_engine_kit import STORES, Kept
 from tests.unit.runtime_kit import Bench
+from tests.unit.waiting import give_own
 
 
 class Shell:
@@ -191,7 +192,7 @@ async def test_a_snapshot_by_hand_keeps_to_the_budget(shell: Shell, monkeypatch:
     await shell.kept.bench.over("ada")
     await shell.kept.until_marked()
     slept: list[float] = []
-    monkeypatch.setattr(snapshotting.time, "sleep", slept.append)
+    give_own(monkeypatch, "time", snapshotting, sleep=slept.append)
     (row,) = await shell.data("snapshot", "--snapshots", str(shell.store))
     assert sum(slept) >= 0.9 * row["written"] / 1_000 > 0
 

@@ -24,7 +24,7 @@ from streams.kafka.wire.schemas.list_transactions import ListTransactionsRespons
 from streams.kafka.wire.schemas.metadata import MetadataResponse
 from streams.kafka.wire.schemas.offset_fetch import OffsetFetchResponse
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(90)
 
 BROKER_SECONDS = 0.2
 

@@ -8,13 +8,14 @@ from typing import Any, get_args
 
 import pytest
 
+from streams import EventSource, TopicPartition
 from streams.errors import ConfigError, MembershipLost, NotOwned
 from streams.metrics import MembershipChanged, TransactionSettled
 from streams.runtime.read_proofs import ReadProofs
 from streams.testing import POINTS, Point, TestDriver
 from streams.testing.simulation.faults import Strike
-from tests.unit.driver_kit import totals
-from tests.vocabulary import Totals
+from tests.unit.driver_kit import config, totals
+from tests.vocabulary import TOTALS, Totals
 
 from .driver_kit import OUT, Added, Slow, Total, build
 
@@ -49,6 +50,35 @@ def test_a_metrics_handler_that_fails_is_only_logged(error: type[BaseException])
         for _ in range(2):
             driver.send(Added("a"))
         assert totals(driver) == [1, 2]
+
+
+def its_task_cancelled(ctx: object, event: object) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@pytest.mark.parametrize("place", ["a store that is made", "its own task"])
+def test_a_cancellation_of_somebody_elses_does_not_end_the_source_in_silence(place: str) -> None:
+    """A group of tasks takes it for its own: the source ended as if it had been stopped."""
+
+    def store(partition: TopicPartition) -> Totals:
+        if place == "a store that is made":
+            raise asyncio.CancelledError
+        return TOTALS(partition)
+
+    source = EventSource(config(1), store)
+    source.register_event_type(Added, its_task_cancelled)
+    with pytest.raises(RuntimeError, match="a cancellation that is not its own"), TestDriver(source) as driver:
+        driver.send(Added("ann"))
+
+
+def test_a_cancellation_of_a_lifespan_is_no_orderly_end() -> None:
+    async def consume() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="a cancellation that is not its own"):
+        EventSource(config(1), TOTALS)._run.run(consume)
 
 
 # -- crashes -----------------------------------------------------------------------------------------------------------

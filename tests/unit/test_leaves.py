@@ -248,7 +248,7 @@ def test_the_command_compiles_in_place_or_says_what_it_takes(
 )
 def test_plain_python_says_why_it_is(mini: Mini, note: str | None, said: str) -> None:
     if note is not None:
-        (mini.folder / "sak/built.txt").write_text(f"{note}\n")
+        (mini.folder / "sak/built.txt").write_text(f"{note}\nwith the jar for Spark\n")
     assert mini.use()[0] == f"plain Python ({said})"
     script = "import streams.leaf; from streams.sak.leaves import advised; print(advised())"
     assert mini.run("-c", script)[0].endswith(f"({said}); kes compile makes it the compiled one, which is faster")

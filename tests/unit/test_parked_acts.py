@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from streams import PARK
 from streams.errors import ConfigError, MembershipLost, NotOwned, StoreError
+from streams.records import Record
 from streams.runtime.queries import parked
 from streams.runtime.queries.parked import ParkedReply, ParkedRequest, answered, checked_request
 from streams.runtime.queries.points import PointRead
@@ -75,6 +77,31 @@ def test_an_act_is_done_once_by_whom_it_meets() -> None:
         assert numbers(driver) == (2, 3, 4)
         assert len(driver.dead_letters()) == 1
         driver.check()
+
+
+def test_the_events_of_a_queue_come_in_pages() -> None:
+    """As they are in the changelog. A page has one event at least, however large it is; of a timer it says whether it
+    is set."""
+    bank = Bank(queries=OPERATE, decode_policy=PARK)
+    bank.broken = {2}
+    with bank.driver() as driver:
+        add(driver, 100, 2, 3)
+        driver.send_record(Record("adds", bytes(600_000), b"a", [("__grt__", b"Add")], 0))
+        driver.send_record(Record("adds", b"7", b"a", [("__grt__", b"Add")], 0))
+        driver.advance(6)
+        [there] = ask(driver).queues
+        found, first = list[tuple[int, str, bool]](), there.head
+        while True:
+            reply = ask(driver, queue=there.queue, first=first)
+            found += [(event.number, event.queued.place, event.is_set) for event in reply.events_of_it]
+            assert reply.queues == ask(driver, queue=there.queue).queues
+            if not reply.more:
+                break
+            first = found[-1][0] + 1
+        assert [number for number, _, _ in found] == list(range(there.head, there.next))
+        assert [place.partition("@")[0] for _, place, _ in found] == ["adds"] * 4 + ["timer t"]
+        assert [is_set for _, _, is_set in found] == [False] * 4 + [True]
+        assert ask(driver, queue="0" * 32, first=0).events_of_it == ()
 
 
 @pytest.mark.parametrize("trouble", ["lost reply", "lost request", "abort", "crash", "evict"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,21 @@ import pytest
 from streams import PARK
 from streams.cli.state_sources import parked_of
 from streams.core.parking import PREFIX, Queued, queue_name
+from streams.core.timers import Timer
 from streams.disk import SQLite
 from streams.errors import OffsetError
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.ownership.replica import Replica
+from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.state import Partition
-from streams.settings import StateConfig
+from streams.sak.murmur2 import partition_of
+from streams.settings import GroupConfig, StateConfig
 from streams.testing import TestDriver
-from tests.unit.parking_kit import Add, Bank, add, parked_records
+from tests.unit.parking_kit import Add, Bank, add, parked_records, redeploy
 
 pytestmark = pytest.mark.usefixtures("quiet")
+Records = dict[bytes, bytes]
 
 KEPT = {
     "changelog": None,
@@ -46,18 +51,30 @@ def fill(driver: TestDriver[Any]) -> None:
     driver.send(Add(1, "b"), key=b"", partition=0)
 
 
+def encoded(timers: Mapping[str, Timer]) -> Records:
+    """Timers as records of the changelog."""
+    return {timer_key(name): encode_timer(timer) for name, timer in timers.items()}
+
+
+def queues_of(records: Records) -> Records:
+    """The records of queues among those of all timers."""
+    return {key: value for key, value in records.items() if key.startswith(timer_key(PREFIX))}
+
+
 @pytest.mark.parametrize("kind", KEPT)
 def test_queues_are_restored_byte_by_byte(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = KEPT[kind]
     bank = Bank(decode_policy=PARK, **({} if state is None else {"state": state}))
     bank.engine = SQLite() if kind == "database" else None
     bank.broken = {1, 2}
-    adopted: list[dict[bytes, bytes]] = []
+    adopted: list[Records] = []
     adopt = Partition.adopt
 
     def seen(self: Partition, restored: Any) -> None:
-        adopted.append({timer_key(name): encode_timer(timer) for name, timer in restored.timers.items()})
+        adopted.append(encoded(restored.timers))
         adopt(self, restored)
+        # What a new owner has changed is in its memory only.
+        assert encoded(self.timers.contents()) == adopted[-1]
 
     monkeypatch.setattr(Partition, "adopt", seen)
     with bank.driver(state_folder=str(tmp_path)) as driver:
@@ -79,10 +96,38 @@ def test_queues_are_restored_byte_by_byte(kind: str, tmp_path: Path, monkeypatch
 
             monkeypatch.setattr(Replica, "receive", without)
         driver.restart()
-        assert {key: value for key, value in adopted[-1].items() if key.startswith(timer_key(PREFIX))} == kept
+        assert queues_of(adopted[-1]) == kept
         bank.broken = set()
         driver.advance(200)
         assert driver.store(0).get("a") == (100, 2, 101, 1)
+        driver.check()
+
+
+def test_a_member_keeps_the_queues_of_a_partition_that_it_hands_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store stays as a copy: the partition comes back to it with all that waits there, byte by byte."""
+    bank = Bank(num_partitions=2, group=GroupConfig(num_standbys=1))
+    bank.broken = {1, 2}
+    kept: list[bool] = []
+    adopt = Replicas.adopt
+
+    def seen(self: Replicas, partition: int, store: Any, offset: Any, timers: dict[str, Any], *more: Any) -> None:
+        kept.append(queues_of(encoded(timers)) == parked_records(driver, partition) != {})
+        adopt(self, partition, store, offset, timers, *more)
+
+    with bank.driver(members=2) as driver:
+        driver.leave(1)
+        for key in ("a", "d"):  # one in each partition
+            add(driver, 1, 2, key=key)
+        monkeypatch.setattr(Replicas, "adopt", seen)
+        driver.restart(1)
+        driver.settle()
+        assert kept
+        assert all(kept)
+        driver.leave(1)  # before anything else is known of these queues
+        bank.broken = set()
+        driver.advance(200)
+        assert not driver.parked()
+        assert {dict(driver.store(number).items()).get(key) for number in (0, 1) for key in "ad"} == {None, (1, 2)}
         driver.check()
 
 
@@ -110,9 +155,25 @@ def test_a_group_that_is_set_back_to_its_changelog_handles_no_queued_event_twice
         assert dict(driver.store(0).items()) == {"a": (1, 2, 3), "b": (10,)}
 
 
+def test_a_start_warns_of_keys_that_were_parked_before_partitions_were_added(caplog: pytest.LogCaptureFixture) -> None:
+    logging.disable(logging.NOTSET)
+    bank = Bank(num_partitions=2)
+    bank.broken = {1, 2}
+    with bank.driver() as driver:
+        driver.send(Add(1), key="a", partition=(other := 1 - partition_of(b"a", 2)))
+        redeploy(driver)
+        assert f"adds[{other}]: 1 parked key(s) belong to another one of 2 partitions (murmur2), b'a' to" in caplog.text
+        caplog.clear()
+        bank.broken = {2}
+        driver.retry_parked("a")
+        driver.send(Add(2), key="a")
+        redeploy(driver)
+        assert len(driver.parked()) == 1
+        assert "belong to another" not in caplog.text
+
+
 # -- records that are spoilt -------------------------------------------------------------------------------------------
 
-Records = dict[bytes, bytes]
 HEAD = timer_key(queue_name(b"a"))
 
 

@@ -20,7 +20,7 @@ from streams.testing import proxy as proxy_module
 from streams.testing.proxy import KafkaProxy
 from streams.testing.proxy_rules import ArmedRule, Rule
 from streams.testing.proxy_wire import Api, request_header
-from tests.unit.waiting import only_new_garbage, wait_until
+from tests.unit.waiting import only_new_garbage, threads_since, wait_until
 
 # -- rules ------------------------------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ def test_life(line: Line) -> None:
     with proxy:
         with pytest.raises(StreamsError):
             proxy.start()
-        assert len(set(threading.enumerate()) - before) == 1
+        assert threads_since(before).count("kafka-proxy") == 1
     proxy.stop()
     proxy.restore()
-    assert set(threading.enumerate()) <= before  # those of other tests may end at any time
+    assert "kafka-proxy" not in threads_since(before)

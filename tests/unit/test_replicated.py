@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 
 from streams.core.journal import MemberState
 from streams.errors import JournalError, NotLeading, ReplicaFailed, TopicError
-from streams.journal import Replicated, SnapshotFolder
+from streams.journal import Replicated, SnapshotFolder, held_state
 from streams.journal.entries import EntryTypes, TermBegan
 from streams.journal.held_state import HeldState
 from streams.journal.journal import JournalTopic
@@ -23,7 +23,7 @@ from streams.journal.term import JournalTerm
 from streams.runtime.bridge import Worker
 from streams.runtime.ownership.candidate import Candidate
 from tests.unit.test_journal_term import ScriptedWriter
-from tests.unit.waiting import PATIENCE, turns, until
+from tests.unit.waiting import PATIENCE, give_own, turns, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -142,7 +142,7 @@ async def test_a_scope_that_is_cancelled_during_a_save_does_not_keep_the_loop_bu
     await held.open()
     Pad.gate.clear()
     waits, wait = [], asyncio.wait
-    monkeypatch.setattr(asyncio, "wait", lambda tasks: (waits.append(tasks), wait(tasks))[1])
+    give_own(monkeypatch, "asyncio", held_state, wait=lambda tasks: (waits.append(tasks), wait(tasks))[1])
     with CancelScope() as scope:
         asyncio.get_running_loop().call_later(0.01, scope.cancel)
         threading.Timer(0.1, Pad.gate.set).start()

@@ -26,6 +26,7 @@ from tests.unit.kept_kit import DAY_MS, IDENTITY, Cut
 from tests.unit.s3_kit import object_store
 from tests.unit.snapshots_kit import Disk
 from tests.unit.steps_kit import no_step
+from tests.unit.waiting import give_own
 
 
 def test_garbage_is_what_no_kept_manifest_names_for_an_hour() -> None:
@@ -394,8 +395,7 @@ def test_a_store_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_rate_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(snapshotting.time, "sleep", waited.append)
-    monkeypatch.setattr(snapshotting.time, "monotonic", lambda: 5.0)
+    give_own(monkeypatch, "time", snapshotting, sleep=waited.append, monotonic=lambda: 5.0)
     pace = snapshotting.WritingPace(1_000)
     pace(500)
     pace(500)

@@ -70,7 +70,7 @@ def test_where_it_starts(
 ) -> None:
     mismatch = [] if reported is None else [OffsetMismatch(0, reported, 55)]
     assert start(**arguments) == (offset, mismatch)
-    assert ["the changelog is right" in record.message for record in caplog.records] == [True] * len(mismatch)
+    assert caplog.text.count("the changelog is right") == len(mismatch)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ async def test_a_copy_that_is_younger_than_the_description_answers_too(tmp_path:
     async with members(tmp_path) as reader:
         reader._finder._read_group = lambda seconds: views.pop(0)  # type: ignore[method-assign]
         reader.tells = {"w-0": None, "w-1": EVERYWHERE}
-        answer = await reader.get("ann", max_staleness=2.0, timeout_seconds=5.0)
+        answer = await reader.get("ann", max_staleness=2.0, timeout_seconds=PATIENCE)
         assert (answer.served_by, reader.asked) == ("w-1", ["w-0", "w-1"])
 
 

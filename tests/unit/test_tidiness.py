@@ -227,6 +227,13 @@ def test_tests_do_not_sleep_for_luck() -> None:
     assert SLEEP_ALLOWED.keys() - found.keys() == set(), "they do not sleep any more: take them from the list"
 
 
+def test_tests_leave_the_clock_of_other_threads_alone() -> None:
+    """``tests.unit.waiting.give_own`` replaces it for one module; by way of ``time`` itself all threads get another."""
+    by_name = r"""["'][\w.]+\.time\.(time|sleep|monotonic|perf_counter)["']"""
+    of_all = re.compile(rf"(setattr|object)\(\s*(\w+\.)*time,|{by_name}")
+    assert [name_of(path) for path in TESTS if of_all.search(path.read_text())] == []
+
+
 def test_the_words_of_the_tests_are_declared_once() -> None:
     """Classes of ``tests/vocabulary.py`` are imported. Programs for type checkers (``tests/typing``) stand alone."""
     here = ROOT / "tests/vocabulary.py"

@@ -17,6 +17,7 @@ from streams.model.round_trips import everything_read_back
 from streams.model.shortcuts import encoder_of
 from streams.records import TopicPartition
 from streams.stores import Heap, Index, SimpleStore, Stores, Windows
+from tests.unit.waiting import said_by
 
 
 class Renames:
@@ -33,12 +34,12 @@ def test_a_codec_of_a_users_is_read_back_by_sample_and_in_tests_always(caplog: p
     """One that cannot read what it wrote is refused. One that rounds may mean it: that is said; tests refuse it."""
     encode = encoder_of(cast(Any, Renames()))
     assert [encode(value) for value in (5, 6, -7)] == [b"5", b"6", b"7"]  # the third is no sample
-    assert not caplog.text
+    assert not said_by(caplog, "streams.model")
     with everything_read_back(), pytest.raises(EncodeError, match=r"Renames does not come back .* lossy = True"):
         encode(-8)
     assert [encode(-value) for value in range(8, 24)] == [b"%d" % value for value in range(8, 24)]
     assert encoder_of(cast(Any, Renames()))(-1) == b"1"  # of another partition
-    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+    assert [line.partition(" (")[0] for line in said_by(caplog, "streams.model")] == [
         "Renames does not come back as it is written: it comes back as another int"
     ]
     with everything_read_back():
@@ -81,7 +82,7 @@ def test_other_bytes_for_the_same_value_are_no_loss(caplog: pytest.LogCaptureFix
     with everything_read_back():
         for value in (NoEquals(), {"n": float("nan")}, [(1, 2)]):
             encoder_of(cast(Any, Pickles()))(value)
-    assert not caplog.text
+    assert not said_by(caplog, "streams.model")
 
 
 class WritesOnly:

@@ -33,9 +33,10 @@ from streams.errors import (
 )
 from streams.runtime.reading import followed_topic, log_reader
 from streams.runtime.system import elapsed_seconds
+from streams.views import blocking
 from tests.unit.global_log_kit import MemoryTopic
 from tests.unit.view_kit import changed, number, view_of, viewed_topic
-from tests.unit.waiting import PATIENCE, until
+from tests.unit.waiting import PATIENCE, give_own, until
 
 
 @pytest.fixture
@@ -328,7 +329,7 @@ def test_an_interrupt_before_the_wait_ends_the_changes(topic: MemoryTopic, monke
     with view_of(topic) as prices:
         prices.ready(PATIENCE)
         changes = prices.changes()
-        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        give_own(monkeypatch, "asyncio", blocking, run_coroutine_threadsafe=interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(changes)
         assert calls == 2

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from streams.runtime import system
 from streams.runtime.system import Watchdog
+from tests.unit.waiting import give_own
 
 SCRIPT = """
 import gc, os, threading, time
@@ -81,7 +83,7 @@ def test_no_handler_is_to_blame_for_a_process_that_stood_still(
     jumps: list[float], called: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop: Any = Loop(jumps)
-    monkeypatch.setattr("streams.runtime.system.time.monotonic", lambda: loop.now)
+    give_own(monkeypatch, "time", system, monotonic=lambda: loop.now)
     watchdog: Any = Watchdog(5.0)
     watchdog._events, watchdog._stopped = loop, loop
     watchdog._watch()

@@ -18,7 +18,7 @@ from streams.errors import ConfigError
 from streams.kafka.group.connect import connect_group
 from streams.kafka.wire.security import Security
 from streams.model.group import Fatal, GroupEvent
-from tests.unit.waiting import wait_until
+from tests.unit.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 
@@ -49,7 +49,7 @@ def server(certificate: Path) -> Iterator[str]:
                 except OSError:
                     return
                 with connection, contextlib.suppress(OSError):
-                    connection.settimeout(2.0)
+                    connection.settimeout(PATIENCE)
                     context.wrap_socket(connection, server_side=True).close()
 
         thread = threading.Thread(target=serve)

@@ -78,13 +78,12 @@ async def test_it_says_once_that_no_broker_answers(
     assert "127.0.0.1" in said[0]
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-async def test_a_deadline_is_kept_and_named(ours: Ours, quiet: bool) -> None:
+async def test_a_deadline_is_kept_and_named(ours: Ours) -> None:
     client = ours.client(NOBODY)
     before = time.monotonic()
     with pytest.raises(BrokerUnavailable, match=f"no broker answers at {NOBODY}.*check the address"):
-        await asked(ours, client, seconds=0.3, quiet=quiet)
-    assert 0.2 < time.monotonic() - before < 5.0
+        await asked(ours, client, seconds=0.3)
+    assert 0.2 < time.monotonic() - before < PATIENCE / 3
 
 
 @pytest.mark.parametrize("said", [GONE, GARBAGE, TORN, TWICE, SHORT, WEB, 5, 9])
@@ -95,7 +94,7 @@ async def test_what_goes_by_is_asked_again(ours: Ours, said: Any) -> None:
         broker.answer("Metadata", said)
         before = time.monotonic()
         assert (await asked(ours, client, "t")).topics[0].name == "t"
-        assert time.monotonic() - before < 5.0
+        assert time.monotonic() - before < PATIENCE / 3
 
 
 REFUSED = [
@@ -114,8 +113,10 @@ async def test_each_refusal_has_its_error(ours: Ours, api: str, code: Code, erro
         client = ours.client(broker.bootstrap_servers)
         await asked(ours, client)
         broker.answer(api, *[int(code)] * 500)
+        # The last one is retried until its time is over; a busy machine needs some for a first answer.
+        seconds = 3.0 if error is BrokerUnavailable else PATIENCE
         with pytest.raises(error, match=f"asking for topics at {broker.bootstrap_servers}: .*{said}"):
-            await asked(ours, client, "t", seconds=0.5)
+            await asked(ours, client, "t", seconds=seconds)
 
 
 async def test_a_missing_right_is_named_with_its_command(ours: Ours) -> None:
@@ -150,7 +151,7 @@ async def test_a_broker_that_is_gone_is_left_for_the_others(ours: Ours) -> None:
             before = time.monotonic()
             answer = await asked(ours, client, "t")
             assert {entry.leader_id for entry in answer.topics[0].partitions}.isdisjoint(range(number + 1))
-            assert time.monotonic() - before < 5.0
+            assert time.monotonic() - before < PATIENCE / 3
 
 
 async def test_a_lost_connection_is_made_again_soon(ours: Ours) -> None:
@@ -162,7 +163,7 @@ async def test_a_lost_connection_is_made_again_soon(ours: Ours) -> None:
                 writer.close()
             before = time.monotonic()
             await asked(ours, client, "t")
-            assert time.monotonic() - before < 5.0
+            assert time.monotonic() - before < PATIENCE / 3
 
 
 @pytest.mark.parametrize("moment", ["nothing answers", "an answer is late", "it is closed already"])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from anyio.from_thread import start_blocking_portal
 
-from tests.unit.scripted_broker import ScriptedBroker, speak
+from tests.unit.scripted_broker import ScriptedBroker, by_topic, speak
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of kafka-python's own
@@ -119,65 +119,38 @@ class TopicsBroker(ScriptedBroker):
     def _ends(self, request: Any, version: int, code: int) -> Any:
         of = ListOffsetsResponse.ListOffsetsTopicResponse
         asked = {-2: "earliest", -1: "stable" if request.isolation_level else "latest"}
-        topics = [
-            of(
-                name=topic.name,
-                partitions=[
-                    of.ListOffsetsPartitionResponse(
-                        partition_index=part.partition_index,
-                        error_code=code,
-                        timestamp=-1,
-                        offset=self.MARKS[asked[part.timestamp]] if part.timestamp in asked else part.timestamp,
-                        leader_epoch=0,
-                    )
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-        return ListOffsetsResponse(topics=topics)
+
+        def fields(part: Any) -> dict[str, Any]:
+            at = part.timestamp
+            return {"timestamp": -1, "offset": self.MARKS[asked[at]] if at in asked else at, "leader_epoch": 0}
+
+        return ListOffsetsResponse(topics=by_topic(request, of, of.ListOffsetsPartitionResponse, code, fields))
 
     def _trimmed(self, request: Any, version: int, code: int) -> Any:
         of = DeleteRecordsResponse.DeleteRecordsTopicResult
-        topics = [
-            of(
-                name=topic.name,
-                partitions=[
-                    of.DeleteRecordsPartitionResult(
-                        partition_index=part.partition_index, low_watermark=part.offset, error_code=code
-                    )
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
+        entry = of.DeleteRecordsPartitionResult
+        topics = by_topic(request, of, entry, code, lambda part: {"low_watermark": part.offset})
         return DeleteRecordsResponse(topics=topics)
 
     def _positions(self, request: Any, version: int, code: int) -> Any:
         of = OffsetFetchResponse.OffsetFetchResponseGroup
         topic_of = of.OffsetFetchResponseTopics
-        groups = [
-            of(
-                group_id=group.group_id,
-                error_code=0,
-                topics=[
-                    topic_of(
-                        name=topic.name,
-                        partitions=[
-                            topic_of.OffsetFetchResponsePartitions(
-                                partition_index=number,
-                                committed_offset=self.committed.get(number, -1),
-                                committed_leader_epoch=-1,
-                                metadata=self.text,
-                                error_code=code,
-                            )
-                            for number in topic.partition_indexes
-                        ],
-                    )
-                    for topic in group.topics
-                ],
+
+        def entry(number: int) -> Any:
+            offset = self.committed.get(number, -1)
+            return topic_of.OffsetFetchResponsePartitions(
+                partition_index=number,
+                committed_offset=offset,
+                committed_leader_epoch=-1,
+                metadata=self.text,
+                error_code=code,
             )
-            for group in request.groups
+
+        def topic(asked: Any) -> Any:
+            return topic_of(name=asked.name, partitions=[entry(number) for number in asked.partition_indexes])
+
+        groups = [
+            of(group_id=each.group_id, error_code=0, topics=[*map(topic, each.topics)]) for each in request.groups
         ]
         return OffsetFetchResponse(groups=groups)
 
@@ -186,17 +159,7 @@ class TopicsBroker(ScriptedBroker):
         if not code:
             for topic in request.topics:
                 self.committed |= {part.partition_index: part.committed_offset for part in topic.partitions}
-        topics = [
-            of(
-                name=topic.name,
-                partitions=[
-                    of.OffsetCommitResponsePartition(partition_index=part.partition_index, error_code=code)
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-        return OffsetCommitResponse(topics=topics)
+        return OffsetCommitResponse(topics=by_topic(request, of, of.OffsetCommitResponsePartition, code))
 
 
 @contextmanager

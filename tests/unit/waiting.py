@@ -6,14 +6,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from anyio.lowlevel import checkpoint
+
+if TYPE_CHECKING:
+    import pytest
 
 PATIENCE = 30.0
 """Seconds until a condition that does not come true fails its test; on two busy cores a start takes some."""
@@ -46,6 +51,32 @@ async def turns(count: int = 10) -> None:
     """Let other tasks go on, for some turns of the loop."""
     for _ in range(count):
         await checkpoint()
+
+
+def says_at_last(error: type[Exception], said: str, attempt: Callable[[float], object]) -> None:
+    """What fails at a deadline names the last answer; a busy machine may have none within the first of these times."""
+    found = ""
+    for seconds in (0.5, 5.0, 25.0):
+        try:
+            attempt(seconds)
+        except error as failed:
+            found = str(failed)
+            if re.search(said, found):
+                return
+    raise AssertionError(f"not {said!r}, but {found!r}")
+
+
+def said_by(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
+    """What was logged below a name: whatever runs besides may log, too."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith(name)]
+
+
+def give_own(monkeypatch: pytest.MonkeyPatch, name: str, *modules: ModuleType, **functions: Any) -> None:
+    """Replace functions of ``time`` or of another module by ``name`` as these modules see it. By way of ``module.time``
+    all threads of the process would get them: those of other tests spin, fail, or wait for ever."""
+    for module in modules:
+        own = SimpleNamespace(**{**vars(getattr(module, name)), **functions})
+        monkeypatch.setattr(module, name, own)
 
 
 def open_below(folder: Path) -> list[str]:

@@ -36,9 +36,7 @@ class Ours:
             client.close(2.0)
 
 
-async def asked(
-    ours: Ours, client: Any, *topics: str, seconds: float = 20.0, node: int | None = None, **options: Any
-) -> Any:
+async def asked(ours: Ours, client: Any, *topics: str, seconds: float = 20.0, node: int | None = None) -> Any:
     """The metadata of topics, asked for on a thread."""
     deadline = time.monotonic() + seconds
 
@@ -48,4 +46,4 @@ async def asked(
             raise_for(topic.error_code)
         return answer
 
-    return await asyncio.to_thread(client.ask, "asking for topics", deadline, attempt, **options)
+    return await asyncio.to_thread(client.ask, "asking for topics", deadline, attempt)

@@ -110,6 +110,7 @@ class BrokerProtocol(JoinProtocol):
 
     async def _exchange(self, kind: GroupRequest, epoch: int) -> None:
         """Send one heartbeat, and take its answer."""
+        # Read once: what is given up while this heartbeat is under way is acknowledged by the next one.
         self._reported = self._membership.owned
         owned = ConsumerGroupHeartbeatRequest.TopicPartitions(
             topic_id=self._topic_id, partitions=sorted(self._reported)

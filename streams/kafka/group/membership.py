@@ -318,6 +318,7 @@ class GroupMembership:
     def _end(self, error: StreamsError) -> None:
         if self._stopped:
             return
+        # Before it counts as stopped, which silences it: the engine has to hear that what it owned is void.
         self.voided(str(error))
         self._stopped = True
         self._link.stop()

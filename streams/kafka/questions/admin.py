@@ -37,8 +37,6 @@ _LONGEST_PAUSE: Final = 0.5
 _CHANGE_SECONDS: Final = 9.0
 """Seconds that a broker may take for a change of topics: a second request would not tell who made the change. Less than
 those after which a connection is taken for dead."""
-_CLOSE_SECONDS: Final = 2.0
-"""Seconds for the end of the connections."""
 _TOPIC: Final = 2
 """The number of topics among the resources that have settings."""
 _OWN_REPLICATION: Final = 4
@@ -241,7 +239,7 @@ class TopicAdmin(Questions):
         """Let go of the connections. Does not raise; later calls build them anew."""
         self.tails.close()
         with self._closing:
-            self._client.close(_CLOSE_SECONDS)
+            self._client.close()
             self._client = self._new_client()
 
     def _new_client(self) -> WireClient:

@@ -26,8 +26,6 @@ from streams.kafka.wire.topic_questions import metadata, only
 
 _BROKER: Final = 4
 """Kafka's number for settings of brokers."""
-_CLOSE_SECONDS: Final = 2.0
-"""Seconds for the end of the thread and its connections."""
 
 
 def librdkafka_version() -> str:
@@ -93,7 +91,7 @@ class ClusterQuestions(Questions):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._client.close(_CLOSE_SECONDS)
+        self._client.close()
 
     def brokers(self, deadline: float) -> list[BrokerView]:
         """The brokers of the cluster. Raises ``BrokerUnavailable`` when none answers."""

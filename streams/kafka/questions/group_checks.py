@@ -30,8 +30,6 @@ _SECONDS: Final = 30.0
 """Seconds for one question, unless the caller sets another time."""
 _POLL_SECONDS: Final = 0.1
 """Seconds of one wait for delivery reports."""
-_CLOSE_SECONDS: Final = 2.0
-"""Seconds for the end of the thread and its connections."""
 _MOST_NAMED: Final = 5
 _AT_REST: Final = ("Empty", "Dead", "")  # the last one: there is no such group
 
@@ -63,7 +61,7 @@ class GroupChecks:
         if self._elsewhere is not None:
             self._elsewhere.close()
         self._questions.close()
-        self._client.close(_CLOSE_SECONDS)
+        self._client.close()
 
     def source(self, topic: str = "") -> tuple[dict[int, tuple[int, int]], str]:
         """(log start, high watermark) of each partition of the source topic, or of another input, and the topic's id.
@@ -90,6 +88,7 @@ class GroupChecks:
     def refuse_if_alive(self) -> GroupView:
         """Return the group. Raises ``OffsetError`` when it has members. What departed members left open is ended, so
         that it cannot be committed any more."""
+        # Before the fence, which would abort what living members have under way.
         group = self.resting(self._config.group_id)
         # A frozen member that has sent its offsets could still commit them when it goes on.
         self._group_log.fence_departed((), self._deadline())

@@ -39,8 +39,6 @@ NONE: Final = "none"
 
 _OURS: Final = "kes-"  # how the names of our protocols begin
 _ANY_PARTITION: Final = 2**31  # above all numbers: how many partitions the topic has is not known here
-_CLOSE_SECONDS: Final = 2.0
-"""Seconds for the end of the thread and its connections."""
 _YEARS: Final = 20 * 365 * 86_400
 """Seconds in 20 years: a time of start before that, or a day ahead, is no time."""
 
@@ -108,7 +106,7 @@ class GroupQuestions:
 
     def close(self) -> None:
         """End the thread and the connections; blocks for a moment."""
-        self._client.close(_CLOSE_SECONDS)
+        self._client.close()
 
     # ------------------------------------------------------------------ the client's loop
 

@@ -47,8 +47,6 @@ _NOT_A_MEMBER = (
     Code.REBALANCE_IN_PROGRESS,
     Code.STALE_MEMBER_EPOCH,  # of the broker's protocol (KIP-848)
 )
-_CLOSE_SECONDS = 2.0
-"""Seconds for the end of the thread and its connections."""
 FENCE_SECONDS = 3.0
 """Seconds for ending one open transaction: its coordinator may have to be found, and the markers to be written."""
 
@@ -75,6 +73,8 @@ class WireTakeOver(Questions):
 
         async def work() -> list[str]:
             await self._connected(deadline)
+            # In this order: an instance that joins and begins a transaction in between would else be taken for one that
+            # has departed.
             found = await self._open_ids(deadline)
             owners = {name: instance_of(self._group_id, name) for name in found}
             if not any(owners.values()):
@@ -333,7 +333,7 @@ class SourceLog(WireTakeOver):
 
     def close(self) -> None:
         """End the thread and the connection; blocks for a moment."""
-        self._client.close(_CLOSE_SECONDS)
+        self._client.close()
 
 
 def remove_dead_member(
@@ -341,9 +341,5 @@ def remove_dead_member(
 ) -> bool:
     """Take a member that is known to be dead out of a group, by a client of its own: see ``TakeOver.remove_member``.
     Blocks, at most so long. Raises ``BrokerUnavailable``, ``ConfigError``."""
-    client = WireClient(bootstrap_servers, "kes-remove", security)
-    client.start()
-    try:
+    with WireClient(bootstrap_servers, "kes-remove", security) as client:
         return WireTakeOver(client, group_id, topic).remove_member(member_id, None, time.monotonic() + seconds)
-    finally:
-        client.close(_CLOSE_SECONDS)

@@ -199,6 +199,8 @@ class LogConsumer:
 
     def _unassign(self, partitions: Collection[int]) -> dict[int, int]:
         """The positions of those that were assigned."""
+        # Messages of these that are queued already are left-overs from here on: without a position they are passed
+        # over.
         taken = {number: self._positions.pop(number) for number in list(partitions) if number in self._positions}
         if taken:
             for number in taken:

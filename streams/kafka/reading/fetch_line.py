@@ -162,6 +162,7 @@ class FetchLine:
         if self._connection is not None:
             self._connection.close()
         self._connection, self._answer, self._wait_ms = None, None, self._options.kind.wait_ms
+        # Whether the broker counts the request is not known here, so the session begins anew.
         self._session.reset()
 
     def _fail(self) -> None:

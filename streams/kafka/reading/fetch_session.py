@@ -139,6 +139,7 @@ class FetchSession:
         gone = [number for number in known if number not in new]
         forgotten = FetchRequest.ForgottenTopic(topic=options.topic, topic_id=options.topic_id, partitions=gone)
         topic = of(topic=options.topic, topic_id=options.topic_id, partitions=partitions)
+        # Before the answer is there: if that is lost, the session begins anew and this is not used.
         self._known = new
         return FetchRequest(
             max_wait_ms=wait_ms,
@@ -158,6 +159,7 @@ class FetchSession:
             return False
         if self._epoch != _NO_SESSION:
             self._id = answer.session_id
+            # Behind the last epoch comes 1: with 0 the broker would end this session and begin another one.
             self._epoch = self._epoch % _LAST_EPOCH + 1 if self._id else _NEW_SESSION  # 0: it has no room for one
         return True
 

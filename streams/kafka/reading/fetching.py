@@ -121,6 +121,7 @@ class LogFetcher:
         for number in partitions:
             self._partitions.pop(number, None)
             self._failures.pop(number, None)
+        # An answer under way is passed over by ``_take_in``; this is what has come and was not taken yet.
         self._ready = deque(one for one in self._ready if self._is_read(one[0]))
 
     def poll_batch(self, timeout_seconds: float, limit: int = 500) -> dict[int, PolledPartition]:
@@ -208,6 +209,7 @@ class LogFetcher:
             self._is_placed = True
             self._place()
         while True:
+            # What has come is taken in before anything is sent: a leader that is known now gets its fetch in this turn.
             self._take_metadata()
             self._look()
             for line in self._lines_in_use():
@@ -276,6 +278,8 @@ class LogFetcher:
 
     def _take_data(self, partition: LogPartition, data: PartitionData) -> None:
         cut = data.diverging_epoch
+        # Before anything of the answer counts: the log was cut below the position (an unclean election), and what
+        # follows there is another history.
         if cut is not None and cut.end_offset >= 0:
             known = f"leader epoch {partition.fetched_epoch}, which the log has up to {cut.end_offset} only"
             self._fail(partition, self._not_in_log(partition, f"what is before it was read under {known}"))

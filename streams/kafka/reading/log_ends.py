@@ -83,6 +83,7 @@ async def _next_of(client: WireClient, topic: str, partition: int, position: int
     raise_for(found.error_code)
     of = FetchRequest.FetchTopic
     leader = leader_of(found, partition)
+    # With the epoch: a leader of another one refuses, whose log may end elsewhere.
     epoch = next(one.leader_epoch for one in found.partitions if one.partition_index == partition)
     asked = of.FetchPartition(
         partition=partition, current_leader_epoch=epoch, fetch_offset=position, partition_max_bytes=_TAIL_BYTES

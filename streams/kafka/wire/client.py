@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 from weakref import WeakSet
 
 from streams.errors import BrokerUnavailable, StreamsError
@@ -38,9 +38,8 @@ T = TypeVar("T")
 GROUP: Final = 0
 TRANSACTION: Final = 1
 """Kinds of coordinators."""
-REQUEST_SECONDS: Final = 10.0
-"""Seconds for an answer, before the connection is taken for dead. A JoinGroup has its own time, from the rebalance
-timeout."""
+CLOSE_SECONDS: Final = 2.0
+"""Seconds for the end of connections, unless the caller sets another time."""
 LARGEST_ANSWER: Final = 100_000_000
 """Bytes of an answer, at most: lists of transactions of large clusters."""
 
@@ -110,6 +109,13 @@ class WireClient:
             self._thread = IoThread.acquire(self._crashed)
             self._loop = self._thread.loop
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def __repr__(self) -> str:
         return f"<WireClient {self.addresses}>"
 
@@ -164,12 +170,11 @@ class WireClient:
         attempt: Callable[[], Awaitable[T]],
         *,
         needed: Sequence[Right] = (),
-        quiet: bool = False,
     ) -> T:
         """Connect (``connected``), and ``attempt`` it ``until`` it works. Raises as ``call`` does."""
 
         async def work() -> T:
-            await self.connected(deadline, quiet=quiet)
+            await self.connected(deadline)
             return await self.until(deadline, step, attempt, needed)
 
         return self.call(work, deadline)
@@ -187,7 +192,7 @@ class WireClient:
             return False
         return True
 
-    def close(self, timeout_seconds: float) -> None:
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Close all connections and leave the I/O thread; calls that wait for an answer fail, coroutines under way are
         cancelled. Repeating it is harmless."""
         with self._lock:
@@ -246,9 +251,9 @@ class WireClient:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def connected(self, deadline: float = math.inf, *, quiet: bool = False) -> None:
-        """Wait until a broker has answered; log once in an outage that none does, unless the caller logs it
-        (``quiet``). Raises what trying cannot cure, and at a deadline."""
+    async def connected(self, deadline: float = math.inf) -> None:
+        """Wait until a broker has answered; log once in an outage that none does. Raises what trying cannot cure, and
+        at a deadline."""
         if self._brokers and self._any is not None and self._lines.get(self._any).is_live():
             return
         clock = asyncio.get_running_loop().time
@@ -265,7 +270,7 @@ class WireClient:
             said = f"no broker answers at {self.addresses} ({plain(str(last), self.addresses)})"
             if clock() + pause >= deadline:
                 raise BrokerUnavailable(f"{said}; {_ADVICE}") from last
-            if not (self._is_reported or quiet) and clock() - start > _LOG_UNREACHABLE_AFTER:
+            if not self._is_reported and clock() - start > _LOG_UNREACHABLE_AFTER:
                 self._is_reported = True
                 log.warning("%s; %s; trying on", said, _ADVICE)
             await asyncio.sleep(pause)
@@ -282,19 +287,15 @@ class WireClient:
         *,
         least: int = 0,
         most: int | None = None,
-        purpose: str = "",
-        patience_seconds: float = REQUEST_SECONDS,
     ) -> AnswerT:
         """Send one request to a broker (``None``: any) and return its answer. ``least`` and ``most``: its versions.
-        Requests of another ``purpose`` have a connection of their own, and do not wait behind this one.
 
         Raises ``LostConnection`` when there is no answer before the deadline (the loop's time), or for
-        ``patience_seconds``: the connection is taken for dead then.
+        ``lines.REQUEST_SECONDS``: the connection is taken for dead then.
         """
         address = await (self._some_broker(deadline) if node is None else self._address_of(node, deadline))
-        line = self._lines.get(address, purpose)
         most = request.LAST_VERSION if most is None else most
-        answer = await line.ask(request, least, most, deadline, patience_seconds)
+        answer = await self._lines.get(address).ask(request, least, most, deadline)
         if isinstance(answer, MetadataResponse):
             self._note(answer)
         return answer

@@ -9,7 +9,7 @@ import asyncio
 import math
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Final
 
 from streams.kafka.wire.connection import BrokerConnection, LostConnection
@@ -26,6 +26,8 @@ LONGEST_PAUSE_SECONDS: Final = 1.0
 before."""
 NEXT_SECONDS: Final = 0.5
 """Seconds after which a broker that has not answered yet gets company: the next address is tried beside it."""
+REQUEST_SECONDS: Final = 10.0
+"""Seconds for an answer, before the connection is taken for dead."""
 MOST_THROTTLE_SECONDS: Final = 2.0
 """Seconds, at most, for which a broker's throttle time keeps requests back. It holds the connection back by itself
 (KIP-219), so a request sent early does no harm; and a time that is nonsense must not stop heartbeats."""
@@ -75,13 +77,11 @@ class Line:
             raise self._lost(CLOSED)
         return connecting.result()
 
-    async def ask(
-        self, request: Request[AnswerT], least: int, most: int, deadline: float, patience_seconds: float
-    ) -> AnswerT:
+    async def ask(self, request: Request[AnswerT], least: int, most: int, deadline: float) -> AnswerT:
         """Send a request, in a version from ``least`` to ``most``, and return its answer.
 
         Raises ``LostConnection``; its code is ``_TIMED_OUT`` after the deadline. The connection is taken for dead after
-        ``patience_seconds`` without an answer, whether the caller still waits or not.
+        ``REQUEST_SECONDS`` without an answer, whether the caller still waits or not.
         """
         try:
             async with until_deadline(deadline):
@@ -95,9 +95,8 @@ class Line:
         # A task, not awaited with a limit: one caller that gives up must not end what others wait for. An answer that
         # comes late meets no new request, because each request has its number.
         asking = self._loop.create_task(connection.ask(request, most, least))
-        expiry = self._loop.call_later(
-            patience_seconds, connection.close, f"no answer within {patience_seconds:g} seconds"
-        )
+        silence = f"no answer within {REQUEST_SECONDS:g} seconds"
+        expiry = self._loop.call_later(REQUEST_SECONDS, connection.close, silence)
         asking.add_done_callback(lambda _: expiry.cancel())
         asking.add_done_callback(self._answered)
         left = None if deadline == math.inf else max(0.0, deadline - self._loop.time())
@@ -153,17 +152,17 @@ class Line:
 
 
 class Lines:
-    """The lines of one client, by address and purpose. Requests of different purposes do not wait for each other."""
+    """The lines of one client."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._lines: dict[tuple[Address, str], Line] = {}
+        self._lines: dict[Address, Line] = {}
 
-    def get(self, address: Address, purpose: str = "") -> Line:
+    def get(self, address: Address) -> Line:
         """Return the line to an address. It connects when it is used."""
-        line = self._lines.get((address, purpose))
+        line = self._lines.get(address)
         if line is None:
-            line = self._lines[address, purpose] = Line(address, self._connect)
+            line = self._lines[address] = Line(address, self._connect)
         return line
 
     async def first_of(self, addresses: Sequence[Address]) -> Line:
@@ -199,10 +198,10 @@ class Lines:
         """Return the reasons for which there is no connection, as far as it was tried."""
         return "; ".join(dict.fromkeys(str(line.failure) for line in self._lines.values() if line.failure is not None))
 
-    def keep(self, addresses: Collection[Address]) -> None:
+    def keep(self, addresses: Set[Address]) -> None:
         """Retire the lines to all other addresses: no broker is there any more."""
-        for key in [key for key in self._lines if key[0] not in addresses]:
-            self._lines.pop(key).retire()
+        for address in self._lines.keys() - addresses:
+            self._lines.pop(address).retire()
 
     def close(self) -> None:
         """Close all at once."""

@@ -161,6 +161,7 @@ class PlainProducer:
 
     def purge(self) -> None:
         """Give up all records: those that are not reported yet have failed, and are reported by ``poll``."""
+        # Before the purge, which reports records with errors: none of them may be taken back to be sent again.
         self._is_ending, self._stopped_at = True, None
         if self._producer is not None:
             self._producer.purge()
@@ -200,6 +201,7 @@ class PlainProducer:
             self._stopped_at = time.monotonic()
             with self._swapping:
                 if self._producer is not None:
+                    # Until all that comes back is sent again: a record that is taken in between would overtake it.
                     self._produce = _no_room
 
     def _start_again(self, stopped_at: float) -> None:

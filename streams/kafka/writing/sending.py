@@ -108,6 +108,7 @@ class SendQueue:
 
     def close(self, *, is_loud: bool) -> None:
         """Close the client. Records on their way are in doubt. Raises ``NotDelivered``, or logs it if not loud."""
+        # Before the client goes: a thread that waits for room must find this, and not make another client.
         self._is_closed = True
         if self.is_foreign:
             return

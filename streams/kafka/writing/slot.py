@@ -146,6 +146,7 @@ class WireSlot:
             rounds = records.encoded.rounds(self._sequences) or [[]]
             if not rounds[0] and not offsets:
                 return
+            # Before anything is sent: of a request without an answer the broker may have a transaction open.
             self._has_begun = True
             self._last.begins()
             places = [(part.topic, part.partition) for part in rounds[0]]  # all of its partitions
@@ -202,6 +203,7 @@ class WireSlot:
 
     async def _end(self, *, commit: bool, requested: Callable[[], None] = lambda: None) -> None:
         def request() -> None:
+            # First: what it raises means that no end is requested, and the last transaction stays as it is known.
             requested()
             self._last.requested(commit=commit)
 

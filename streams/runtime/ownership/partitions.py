@@ -28,7 +28,7 @@ from streams.runtime.ownership.partition_callbacks import Functions, PartitionCa
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.delivery import DeliveryBudget
-from streams.runtime.partition.failures import RestartNeeded
+from streams.runtime.partition.failures import RestartNeeded, no_foreign_cancellation
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Polled
 from streams.runtime.read_proofs import ReadProofs
@@ -218,7 +218,7 @@ class Partitions:
     async def _work(self, worker: PartitionWorker) -> None:
         try:
             with worker.scope:
-                await worker.run()
+                await no_foreign_cancellation(worker.run)
         except RestartNeeded as need:
             if need.failure.attempts:
                 worker.failures.add(in_input(worker.input_number, need.origin), need.failure)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
 
 from streams.core.origin import Origin
 from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused, StateUnreadable
 from streams.logs import Trace, exception_info
+from streams.metrics import EventFailed
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TypedRecord
 
 _log = logging.getLogger(__name__)
@@ -36,6 +41,19 @@ def cancelled_inside(error: BaseException) -> RuntimeError:
     )
     wrapped.__cause__ = error
     return wrapped
+
+
+async def no_foreign_cancellation(run: Callable[[], Awaitable[None]], *, caller_may_cancel: bool = False) -> None:
+    """Run what may call the user's functions. A ``CancelledError`` ends a whole group of tasks without a word: one that
+    neither a scope around it has sent, nor its caller where there is one, becomes an error."""
+    try:
+        await run()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        by_caller = caller_may_cancel and task is not None and task.cancelling() > 0
+        if by_caller or anyio.current_effective_deadline() == -math.inf:
+            raise
+        raise cancelled_inside(error) from error
 
 
 def of_policy(error: BaseException, where: str) -> Exception:
@@ -75,6 +93,24 @@ def unreadable_state(error: BaseException) -> StateUnreadable | None:
             return found
         found = found.__cause__ or found.__context__
     return None
+
+
+def event_failed(
+    record: IncomingRecord, error: BaseException, response: str, routes: Mapping[bytes, object] | None
+) -> EventFailed:
+    """Measure an event that has failed for good; ``routes``: its record cannot be read."""
+    unread = "" if routes is None else _unread(record, routes)
+    is_state = unreadable_state(error) is not None
+    return EventFailed(record.partition, record.offset, describe(error), response, record.topic, unread, is_state)
+
+
+def _unread(record: IncomingRecord, routes: Mapping[bytes, object]) -> str:
+    if record.value is None:
+        return "null"
+    if isinstance(record, TypedRecord) and record.is_refused:
+        return "refused"
+    name = record.header(TYPE_HEADER)
+    return "untyped" if name is None else "value" if name in routes else "unknown_type"
 
 
 def trace_of(error: BaseException) -> Trace | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -15,11 +16,14 @@ from streams.core.timers import Timer
 from streams.errors import OffsetError
 from streams.model.topics import InputSpec
 from streams.protocols import JournalledStore
-from streams.records import IncomingRecord, TopicPartition
+from streams.records import IncomingRecord, TopicPartition, shown_key
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.partition.formed_outputs import NO_FORMS, forming
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.timers import PartitionTimers
+from streams.sak.murmur2 import partition_of
+
+_log = logging.getLogger(__name__)
 
 
 class Restored(Protocol):
@@ -71,6 +75,7 @@ class Partition:
         self.forms = NO_FORMS  # of topics that are written to otherwise than with our headers
         self.timers = timers
         self.timekeeper: Any = None  # of a store that goes by the time of its events (``timekeeping.Timekeeper``)
+        self.last_handled: tuple[IncomingRecord, float] | None = None  # and when, by the loop's clock
         self.failures = KnownFailures()
         self.is_closing = False
 
@@ -85,6 +90,7 @@ class Partition:
                 f"{self.topic_partition}: the queues of parked keys in the changelog are broken: {error}. Something "
                 "else writes to it, or a newer version of this package does"
             ) from error
+        self._warn_of_strays()
         self.timers.joined = restored.joined
         self.kept = restored.kept
         self.is_journalled = isinstance(self.store, JournalledStore)
@@ -93,6 +99,22 @@ class Partition:
             self.store.timekeeper = self.timekeeper
         if self.forms:
             self.before_event = forming(self.forms, self.before_event)
+
+    def _warn_of_strays(self) -> None:
+        """Warn of parked keys that belong into another partition: nothing there knows that they are parked."""
+        count = self.timers.config.num_partitions
+        strays = [key for key in self.parked if partition_of(key, count) != self.partition]
+        if strays:
+            _log.warning(
+                "%s: %d parked key(s) belong to another one of %d partitions (murmur2), %s to %d: partitions were "
+                "added to the topic, or its producers use another partitioner. If later events of such a key are "
+                "there, they are handled before those that wait here: kes parked show MODULE:SOURCE KEY",
+                self.topic_partition,
+                len(strays),
+                count,
+                shown_key(strays[0]),
+                partition_of(strays[0], count),
+            )
 
     @property
     def parked(self) -> Mapping[bytes, Queue]:

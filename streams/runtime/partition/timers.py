@@ -55,6 +55,7 @@ class PartitionTimers:
         """The states of visits, by the names of their timers (``core.visits``): kept as timers, and never due."""
         self.parked = parking.ParkedKeys()
         """The queues of parked keys. Their records are among the timers: each is due when its head is to be tried."""
+        self._found: dict[str, Timer] = {}  # the records of those that are other ones in memory only
 
     def __bool__(self) -> bool:
         return bool(self.visits) or len(self._timers) > 0  # among them those of parked keys
@@ -71,6 +72,7 @@ class PartitionTimers:
     def restore(self, timers: Iterable[Timer]) -> None:
         """Begin with the timers of a restored state. Raises ``core.parking.BrokenQueue``."""
         found = list(timers)
+        self._found = {}
         self.parked = parking.ParkedKeys(timer for timer in found if parking.is_parked(timer.name))
         queues = self.parked.by_name.values()
         self.visits = {timer.name: timer for timer in found if timer.name.startswith(VISIT_PREFIX)}
@@ -84,11 +86,18 @@ class PartitionTimers:
             return
         host = self._host
         # In memory only: what it stands for is in the changelog already.
-        self._apply(found_by(queues, host.writer, host.wall_ms(), host.config.parking, host.rng))
+        changes = found_by(queues, host.writer, host.wall_ms(), host.config.parking, host.rng)
+        records = {name: self.parked.by_name[name].record for name in changes}
+        self._apply(changes)
+        self._found |= records
 
     def contents(self) -> dict[str, Timer]:
-        """Return all of them, by name, and the states of visits; without parked keys."""
-        return {timer.name: timer for timer in self._timers if not parking.is_parked(timer.name)} | self.visits
+        """Return all of them, by name, the states of visits, and the records of parked keys: as in the changelog. A
+        copy without them would be a state in which these keys are open, and their events nowhere."""
+        there = {timer.name: timer for timer in self._timers} | self._found | self.visits
+        for queue in self.parked.by_name.values():
+            there.update((record.name, record) for record in queue.records())
+        return there
 
     def get(self, name: str) -> Timer | None:
         """Return the timer of this name."""
@@ -155,6 +164,8 @@ class PartitionTimers:
             self._timers.apply(changes)
             return
         self.parked.apply(changes)
+        for name in changes:
+            self._found.pop(name, None)
         # A queue whose head is noted stays aside until that is committed, whatever joins it meanwhile.
         noted = [
             name

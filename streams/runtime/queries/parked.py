@@ -5,17 +5,21 @@ from __future__ import annotations
 import heapq
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import msgspec
 
-from streams.core.parking import PREFIX, ParkedKeys, Queue
+from streams.core.parking import PREFIX, ParkedKeys, Queue, Queued, decode_queued, encode_queued
 from streams.core.parking_rules import Action, Seen
+from streams.core.timers import Timer
 from streams.errors import ConfigError, NotOwned
 from streams.runtime.engine import Engine
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.parking_acts import act
+from streams.runtime.partition.timers import PartitionTimers
+from streams.runtime.queries.questions import MOST_BYTES_OUT
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +76,23 @@ class ParkedQueue(msgspec.Struct, frozen=True, kw_only=True):
         return self.queue, self.head, self.next
 
 
+class ParkedEvent(msgspec.Struct, frozen=True, array_like=True):
+    """An event in a queue. ``data``: as it is in the changelog. ``is_set``: it is a timer, which is still set."""
+
+    number: int
+    data: bytes
+    is_set: bool
+
+    @property
+    def queued(self) -> Queued:
+        """Return the event. Raises ``msgspec.DecodeError``."""
+        return decode_queued(self.data)
+
+
 class ParkedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """``action``: ``list``, or that of ``core.parking_rules``. ``queue``: list this one alone; ``after``: list those
-    behind this place. ``seen``: the queues that an act is meant for. ``as_letters``: what goes is kept as letters."""
+    behind this place. ``first``: with the events of the one that is named, from this number on. ``seen``: the queues
+    that an act is meant for. ``as_letters``: what goes is kept as letters."""
 
     path: ClassVar[str] = "/api/v1/parked"
     max_staleness: ClassVar[None] = None  # a copy has no queues to act on
@@ -84,6 +102,7 @@ class ParkedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     action: Action | str = "list"
     queue: str = ""
     after: str = ""
+    first: int = -1
     seen: tuple[tuple[str, int, int], ...] = ()
     as_letters: bool = False
     timeout_seconds: float = 5.0
@@ -91,8 +110,8 @@ class ParkedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class ParkedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``keys``, ``events`` and ``size`` (bytes): all that were parked in the partition before an act. ``queues``: of a
-    list; ``more`` come behind the last. ``done``: the queues on which an act was carried out; the others are other ones
-    by now."""
+    list; ``events_of_it``: of the one that was named; ``more`` come behind the last. ``done``: the queues on which an
+    act was carried out; the others are other ones by now."""
 
     partition: int
     served_by: str
@@ -100,6 +119,7 @@ class ParkedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     events: int = 0
     size: int = 0
     queues: tuple[ParkedQueue, ...] = ()
+    events_of_it: tuple[ParkedEvent, ...] = ()
     more: bool = False
     done: tuple[str, ...] = ()
 
@@ -146,6 +166,7 @@ async def answered(engine: Engine, request: ParkedRequest) -> ParkedReply:
             if act(ctx, action, Seen(PREFIX + name, head, behind), as_letters=request.as_letters):
                 done.append(name)
         found = _listed(timers.parked, request) if is_list else []
+        events, more = _page(timers, request)
         return ParkedReply(
             partition=number,
             served_by=config.instance_id,
@@ -153,7 +174,8 @@ async def answered(engine: Engine, request: ParkedRequest) -> ParkedReply:
             events=timers.parked.events,
             size=timers.parked.size,
             queues=tuple(found[:PAGE]),
-            more=len(found) > PAGE,
+            events_of_it=events,
+            more=more or len(found) > PAGE,
             done=tuple(done),
         )
 
@@ -177,3 +199,30 @@ def _listed(parked: ParkedKeys, request: ParkedRequest) -> list[ParkedQueue]:
     found = (ParkedQueue.of(queue, _KEY_BYTES) for queue in parked.by_name.values())
     behind = (queue for queue in found if queue.place > request.after)
     return heapq.nsmallest(PAGE + 1, behind, key=lambda queue: queue.place)
+
+
+def events_of(queue: Queue, timer_of: Callable[[str], Timer | None], first: int = -1) -> list[ParkedEvent]:
+    """Return the events of a queue, from this number on. ``timer_of``: a timer, by its name, while it is set."""
+
+    def is_set(queued: Queued) -> bool:
+        timer = timer_of(queued.topic) if queued.is_timer else None
+        return timer is not None and timer.due_ms == queued.timestamp_ms
+
+    numbers = (number for number in sorted(queue.events) if number >= first)
+    events = ((number, queue.events[number]) for number in numbers)
+    return [ParkedEvent(number, encode_queued(queued), is_set(queued)) for number, queued in events]
+
+
+def _page(timers: PartitionTimers, request: ParkedRequest) -> tuple[tuple[ParkedEvent, ...], bool]:
+    """Return as many events of the queue that is named as an answer may have, one at least; and whether there are
+    more."""
+    queue = timers.parked.by_name.get(PREFIX + request.queue) if request.first >= 0 else None
+    if queue is None:
+        return (), False
+    events, size, count = events_of(queue, timers.get, request.first), 0, 0
+    for event in events:
+        size += len(event.data)
+        if count and size > MOST_BYTES_OUT // 2:  # it travels as text
+            break
+        count += 1
+    return tuple(events[:count]), count < len(events)

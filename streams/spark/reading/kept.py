@@ -41,6 +41,8 @@ _of_the_parent: list[object] = []  # its sockets: closing them here would end it
 def take_loop(kafka: KafkaSettings) -> ReadingLoop:
     """Return a loop with connections to a cluster, the caller's until ``keep_loop``. Raises ``ConfigError``."""
     _forget_idle()
+    # Taken out while it is used: a range that is given up in the middle of its generator must not share it with the
+    # next.
     kept = _loops.pop(frozenset(kafka.items()), None)
     if kept is not None:
         return kept.loop

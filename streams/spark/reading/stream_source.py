@@ -91,6 +91,7 @@ class StreamReader(ReaderOfTasks, SupportsTriggerAvailableNow):
         The first batch of a query that begins at the end is empty. Spark keeps where batches end, not where the first
         one began; if it had records and were done again by another run, the end would be another one by then.
         """
+        # Once: the next call has the same start, and may bring records.
         first, self._first = self._first, None
         if start == first:
             self._latest = start
@@ -113,6 +114,7 @@ class StreamReader(ReaderOfTasks, SupportsTriggerAvailableNow):
         if end.at == begun.at and set(begun.ids.items()) <= set(ids.items()):
             return start
         self._last_batch = time.monotonic()
+        # So that ``partitions`` need not look again: any other batch is one of an earlier run.
         self._planned = begun, end
         return to_json(end)
 

@@ -30,7 +30,6 @@ from streams.spark.reading.read_options import EARLIEST, LATEST, ByPartition, Ed
 
 _COMMIT_SECONDS: Final = 5.0
 _QUIET_SECONDS: Final = 5.0
-_CLOSE_SECONDS: Final = 2.0
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,7 +48,7 @@ class LogView:
         """Close the connections; the next question makes others."""
         client, self._wire = self._wire, None
         if client is not None:
-            client.close(_CLOSE_SECONDS)
+            client.close()
 
     def logs(self) -> Logs:
         """The topics chosen by the options, those of them that exist. Raises ``BrokerUnavailable``, ``ConfigError``."""

@@ -117,6 +117,7 @@ def _bootstrap(
         refuse_several_inputs("a bootstrap", source.inputs, source.lookups)
         _check_contents(source.program(), stores)
         checks.create(source.specs()[1 if config.source_is_elsewhere else 0 :])
+        # In this order: what departed members left open is decided before the changelog is looked at.
         checks.refuse_unless_at_rest()
         checks.refuse_unless_empty(config.changelog)
         ids = TopicIds(source_id, checks.changelog_id())

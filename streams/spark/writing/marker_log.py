@@ -65,6 +65,7 @@ class MarkerLog:
         transaction may still be open in it, with a marker of this one behind it.
         """
         partition = self._partition(self._checked().partitions)
+        # Looked up behind the fence: what this id had open is decided, so its newest record lies below this end.
         marks = topic_admin(self._kafka).watermarks(self.topic, [partition], TIMEOUT_SECONDS)[partition]
         with contextlib.closing(PartitionReader(settings_of(self._kafka, self._identity))) as reader:
             try:

@@ -149,8 +149,10 @@ class BatchRequest:
                 "batches would not be the ones that were written. Nothing was written"
             )
         raise StreamsError(
-            f"{self}: the last batch written is {last.batch}, so batches in between are missing: the marker (group "
-            f"{self.identity}) was set back. Nothing was written"
+            f"{self}: the last batch written is {last.batch}, so batches in between are missing: they went to another "
+            f"sink (the query was moved to it, and back), or the marker (group {self.identity}) was set back. Nothing "
+            f"was written. If all before batch {self.batch} are in the topic, delete that group, and start once with "
+            f"option lastWrittenBatch={self.query}:{self.batch - 1}"
         )
 
     def _without_marker(self) -> Written | None:

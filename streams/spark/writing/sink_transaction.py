@@ -82,6 +82,8 @@ def write_once(
     failure: StreamsError | None = None
     for attempt in range(_ROUNDS + 1):
         with _fenced(target, request, size) as forwarder:
+            # Behind the fence: an earlier run can commit nothing any more, so what the marker says stays true until our
+            # commit.
             stored = _marker(forwarder, target, request)
             if (found := request.written(stored)) is not None:
                 return found, attempt > 0
@@ -147,6 +149,7 @@ def _transaction(
     sent = forwarder.send(_checked_placement(forwarder, target, request, batches))
     if sent != request.rows:
         raise StreamsError(f"{request}: {request.rows} rows were staged, {sent} were found; nothing was written")
+    # After the rows are counted, in their transaction: a marker is there if and only if all of them are.
     _put_marker(forwarder, target, request, marker)
     last_step(forwarder)
     forwarder.commit()

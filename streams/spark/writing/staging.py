@@ -72,6 +72,7 @@ def stage(iterator: Iterable[Any], encoder: BatchEncoder, *, threshold: int, fol
     except BaseException:
         target.discard()
         raise
+    # After the last row: only a file that is closed is whole in its store, and only then may its name go to the driver.
     data, name = target.finish()
     return Staged(encoder.rows, target.size, data, folder if name else None, name, batches)
 

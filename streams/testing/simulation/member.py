@@ -50,7 +50,7 @@ class SimClient(WireClient):
             raise BrokerUnavailable(f"no answer from {self.addresses} in time")
         return task.result()
 
-    def close(self, timeout_seconds: float) -> None:
+    def close(self, timeout_seconds: float = 0.0) -> None:
         """See ``WireClient.close``."""
         if not self._closed:
             self._closed = True
