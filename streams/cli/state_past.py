@@ -42,7 +42,7 @@ class Past:
     """The changelog of one partition up to a place. ``cut``: the offset behind the last record at or below it."""
 
     def __init__(self, number: int, place: Places, about: Callable[[bytes], bool]) -> None:
-        """``about``: whether a key is asked for."""
+        """``about``: whether a key has to be exact."""
         self.cut = 0
         self._number, self._place, self._about = number, place, about
         self._wanted = place.offsets.get(("", number))

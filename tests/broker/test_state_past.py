@@ -59,7 +59,7 @@ async def test_the_state_as_it_was_is_shown_exported_and_compared(lab: Lab, kes:
 async def test_a_compacted_changelog_is_exact_or_says_so(lab: Lab, kes: Kes) -> None:
     """The broker's own cleaner: each place is as it was, or refused."""
     await lab.create()
-    often = {"segment_ms": "100", "min_cleanable_dirty_ratio": "0.01", "delete_retention_ms": "0"}
+    often: Any = {"segment_ms": "100", "min_cleanable_dirty_ratio": "0.01", "delete_retention_ms": "0"}
     await lab.create(lab.changelog, cleanup_policy="compact", **often)
     source = lab.telling()
     then: dict[str, dict[str, int]] = {}
