@@ -444,7 +444,7 @@ class Engine:
         """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""
         try:
             store.revoked()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             failure = StreamsError(f"{self.config.topic}[{partition}]: the store's revoked() failed: {error!r}")
             failure.__cause__ = error
             self.fail(failure)

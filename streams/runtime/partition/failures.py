@@ -33,9 +33,11 @@ class TakenBack(Exception):
     done again after the restart."""
 
 
-def cancelled_inside(error: BaseException) -> RuntimeError:
-    """Wrap a ``CancelledError`` that is not ours as an error like any other: passed on, it would end the partition's
-    task silently."""
+def cancelled_inside(error: BaseException) -> Exception:
+    """Wrap a ``CancelledError`` that is not ours as an error like any other: passed on, it would end a task or a thread
+    silently. An ``Exception`` is returned as it is."""
+    if isinstance(error, Exception):
+        return error
     wrapped = RuntimeError(
         "the function met a cancellation that is not its own: it awaited something that was cancelled"
     )
