@@ -213,11 +213,13 @@ def test_a_backlog_with_our_headers_is_read_by_the_rule_alone() -> None:
 def test_a_letter_has_the_bytes_and_headers_that_came_and_the_type_in_a_header_of_ours() -> None:
     source = source_of(BY_FIELD, [], error_policy=DEAD_LETTER)
     with TestDriver(source) as driver:
+        driver.send_record(Record("orders", PLACED, b"k"))
         driver.send_record(Record("orders", b'{"kind":"placed","order":"bad"}', b"k", [("x", b"1")]))
         [record_] = driver.dead_letters()
         letter = Letter(record_, 0, False)
         assert (record_.value, letter.own_headers) == (b'{"kind":"placed","order":"bad"}', [("x", b"1")])
         assert letter.type == "shop.Placed"
+        assert letter.as_received.where == "orders[0]@1"  # and not its own place
         read = Decoder(source).content(letter.as_received)
         assert (read.type, read.value, read.problem) == ("shop.Placed", {"order": "bad"}, "")
 
