@@ -103,6 +103,11 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     parked."""
     parking_full: str = ""
     """The setting of ``ParkingConfig`` whose bound holds up the partition; empty: none does."""
+    lag_seconds: dict[str, float] = {}
+    """By topic: the age of the oldest record that is not committed, by the records' own times; 0.0: it is at the end. A
+    topic is missing while nothing is known of its next record."""
+    event_age_seconds: dict[str, float] = {}
+    """By topic: the age of the last record that was handled here in its turn, when it was."""
     jobs: int = 0
     """Durable jobs that are not over; ``jobs_parked`` wait for an operator, ``jobs_running`` run."""
     jobs_parked: int = 0
@@ -111,12 +116,6 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     jobs_running: int = 0
     jobs_full: str = ""
     """The jobs whose bound (``SchedulerConfig.max_jobs``) holds up the partition's input; empty: none do."""
-
-    lag_seconds: dict[str, float] = {}
-    """By topic: the age of the oldest record that is not committed, by the records' own times; 0.0: it is at the end. A
-    topic is missing while nothing is known of its next record."""
-    event_age_seconds: dict[str, float] = {}
-    """By topic: the age of the last record that was handled here in its turn, when it was."""
 
     @property
     def lag(self) -> int | None:

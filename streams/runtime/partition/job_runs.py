@@ -169,10 +169,12 @@ class JobRuns:
             timers.call_back(name)
         self._wake()
 
-    def figures(self) -> tuple[int, int, int | None, int, str]:
-        """Return the jobs, how many are parked, since when the oldest is there, how many run, and the full ones."""
+    def figures(self) -> dict[str, Any]:
+        """Return its part of the partition's statistics."""
         timers = self._partition.timers
-        return *timers.jobs.figures(), len(self.running), timers.jobs_full
+        jobs, parked, since_ms = timers.jobs.figures()
+        counts = {"jobs": jobs, "jobs_parked": parked, "jobs_running": len(self.running)}
+        return counts | {"jobs_since_ms": since_ms, "jobs_full": timers.jobs_full}
 
     async def drain(self, *, is_move: bool) -> None:
         """Begin no job any more, and give those that run the time of a drain, while events go on; then cancel them."""
