@@ -7,7 +7,7 @@ ignored, so that measuring never fails a commit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -17,7 +17,8 @@ _log = logging.getLogger("streams.metrics")
 class TransactionSettled(msgspec.Struct, frozen=True):
     """One transaction came to its end. ``attempts`` counts how often it was sent; more than 1 means that it was sent
     again. It was filled for ``open_seconds``; ``commit_seconds`` after that it was at its end, and ``flush_seconds``
-    after that the broker had all of its records (of the last attempt; 0.0 if it never came so far)."""
+    after that the broker had all of its records (of the last attempt; 0.0 if it never came so far). ``output_bytes``:
+    of its records by topic, before compression; ``changelog_bytes``: of those in the changelog."""
 
     committed: bool
     attempts: int
@@ -28,6 +29,8 @@ class TransactionSettled(msgspec.Struct, frozen=True):
     open_seconds: float
     commit_seconds: float
     flush_seconds: float = 0.0
+    output_bytes: Mapping[str, int] = {}
+    changelog_bytes: int = 0
 
 
 class TakeOverDone(msgspec.Struct, frozen=True):
@@ -73,12 +76,29 @@ class MembershipChanged(msgspec.Struct, frozen=True):
 
 
 class EventFailed(msgspec.Struct, frozen=True):
-    """An event failed for good; ``response`` is what was done about it (a name of ``ErrorResponse``)."""
+    """An event failed for good; ``response`` is what was done about it (a name of ``ErrorResponse``).
+
+    ``unread``: why its record is no event, empty if it is one: ``null`` (it has no value), ``untyped``,
+    ``unknown_type``, ``refused`` (by the rule of ``topic``), ``value`` (it cannot be decoded). ``is_state_unread``: a
+    value of the state could not be read.
+    """
 
     partition: int
     offset: int
     error: str
     response: str
+    topic: str = ""
+    unread: str = ""
+    is_state_unread: bool = False
+
+
+class OwnMeasured(msgspec.Struct, frozen=True):
+    """A value of a metric of the source's own (``source.metric``), of an event that is committed: to be added to a
+    counter, or observed. ``labels`` are values, in the order of the metric's names."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
 
 
 class HeadTried(msgspec.Struct, frozen=True):
@@ -157,6 +177,7 @@ Measurement = (
     | OffsetMismatch
     | MembershipChanged
     | EventFailed
+    | OwnMeasured
     | BatchFailed
     | HeadTried
     | OutOfTime

@@ -235,6 +235,15 @@ class WindowOutput(Output, gc=False):
         return self.window
 
 
+class OwnSample(Output, gc=False, kw_only=True):
+    """A value of a metric of the source's own. It is no record: it goes with the outputs of its event as far as the
+    transaction, and is counted when that is committed (``source.metric``)."""
+
+    name: str
+    amount: float
+    labels: tuple[str, ...]
+
+
 class RefusedRecord(NamedTuple):
     """A record that the client or the broker refuses. ``is_own``: the record itself is at fault, and not its topic, a
     right or a clock. ``output``: ``None`` where a whole batch is refused and no record of it is named."""

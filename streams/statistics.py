@@ -104,6 +104,12 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     parking_full: str = ""
     """The setting of ``ParkingConfig`` whose bound holds up the partition; empty: none does."""
 
+    lag_seconds: dict[str, float] = {}
+    """By topic: the age of the oldest record that is not committed, by the records' own times; 0.0: it is at the end. A
+    topic is missing while nothing is known of its next record."""
+    event_age_seconds: dict[str, float] = {}
+    """By topic: the age of the last record that was handled here in its turn, when it was."""
+
     @property
     def lag(self) -> int | None:
         """Return the records between the next offset and the end; ``None`` while the end is not known."""
@@ -225,5 +231,7 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     """Folders that were not believed, or damaged, in this run."""
     lookups: tuple[LookupStatistics, ...] = ()
     """The lookups of the process; empty while they are read for the first time."""
+    input_bytes: dict[str, int] = {}
+    """Bytes of keys, values and headers that were read in this run, by the topic of the input."""
     hot_path: str = ""
     """How the hot path runs: ``compiled``, or ``plain Python`` and why, as ``kes --version`` says it."""

@@ -104,8 +104,10 @@ class WorkerMetrics:
         return Verdict.of([self._live(*one) for one in self._ask("/live", PROBE_SECONDS).items()])
 
     def ready(self, query: dict[str, str]) -> Verdict:
-        """Not ready: a worker is not. ``max_lag`` of the query is passed on."""
-        lag = f"?max_lag={int(query['max_lag'])}" if "max_lag" in query else ""
+        """Not ready: a worker is not. ``max_lag`` and ``max_lag_seconds`` of the query are passed on."""
+        bounds = {"max_lag": int, "max_lag_seconds": float}
+        given = "&".join(f"{name}={kind(query[name])}" for name, kind in bounds.items() if name in query)
+        lag = f"?{given}" if given else ""
         answers = self._ask(f"/ready{lag}", PROBE_SECONDS)
         return Verdict.of(
             [

@@ -10,6 +10,7 @@ from typing import Any
 from streams.errors import RegistrationError
 from streams.events import EventType
 from streams.formats.cloudevents import CloudEvents
+from streams.model.own_metrics import OwnMetric
 from streams.model.topics import TypesRecords
 from streams.model.tracing import Tracer
 from streams.outcomes import Retry
@@ -147,6 +148,8 @@ class Router:
         """The rule that gives records of the source's own topic their types; ``None``: their headers do."""
         self.forms: dict[str, CloudEvents] = {}
         """The topics whose events are sent in another form than with our headers."""
+        self.own_metrics: dict[str, OwnMetric] = {}
+        """The metrics of the source's own, by name."""
         self.runs_ahead = True
         """Whether any route, as far as they are known, has work that runs ahead of its turn."""
         self._frozen = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -140,6 +140,7 @@ class Transaction:
         "records",
         "sealed_at",
         "serial",
+        "sizes",
         "state",
         "waiters",
     )
@@ -154,6 +155,7 @@ class Transaction:
         self.events = 0
         self.records = 0
         self.bytes = 0
+        self.sizes: Mapping[str, int] = {}  # of the records that were sent, by topic
         self.outputs: list[Output] = []
         self.cuts: dict[int, Cut] = {}
         self.admitted: list[Admitted] = []

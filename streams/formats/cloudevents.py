@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -81,10 +82,10 @@ class CloudEvents(TypeRule):
         found = _read(record)
         if found is None:
             return None, record.value
-        event, value = found
-        version = event.extensions.get(VERSION_ATTRIBUTE)
+        attributes, value = found
+        version = attributes.get(VERSION_ATTRIBUTE)
         of_version = () if version is None else ((VERSION_HEADER, version.encode()),)
-        return ((TYPE_HEADER, event.type.encode()), *of_version), value
+        return ((TYPE_HEADER, attributes["type"].encode()), *of_version), value
 
     def written(
         self, value: bytes | None, headers: ReceivedHeaders, event_id: str, time_ms: int
@@ -130,7 +131,10 @@ def attributes_of(record: IncomingRecord | None) -> CloudEvent | None:
         found = None if record is None else _read(record.as_received)
     except DecodeError:
         return None
-    return None if found is None else found[0]
+    if found is None:
+        return None
+    known = {name: found[0].pop(name) for name in _KNOWN if name in found[0]}
+    return CloudEvent(**known, extensions=found[0])
 
 
 def is_json(content_type: str) -> bool:
@@ -138,17 +142,17 @@ def is_json(content_type: str) -> bool:
     return _JSON.fullmatch(content_type.split(";")[0].strip().lower()) is not None
 
 
-def _read(record: IncomingRecord) -> tuple[CloudEvent, bytes | None] | None:
+def _read(record: IncomingRecord) -> tuple[dict[str, str], bytes | None] | None:
+    """Return the attributes of a record, and its payload; ``None``: it is no CloudEvent."""
     given, content_types = list[tuple[str, bytes | None]](), set[bytes]()
     for name, content in record.headers or ():
         if name.startswith(PREFIX):
-            given.append((name[len(PREFIX) :], content))
-        elif name.lower() == CONTENT_TYPE:
+            given.append((name[3:], content))
+        elif len(name) == 12 and name.lower() == CONTENT_TYPE:
             content_types.add(content or b"")
     if len(content_types) > 1:
         raise DecodeError(f"a CloudEvent has one content type, and the record has {len(content_types)}")
-    content_type = _text(CONTENT_TYPE, content_types.pop()) if content_types else ""
-    media = content_type.split(";")[0].strip().lower()
+    content_type, media = _media(content_types.pop()) if content_types else ("", "")
     if not media.startswith(STRUCTURED):
         return (_binary(given, content_type), record.value) if given else None
     if given:
@@ -161,36 +165,46 @@ def _read(record: IncomingRecord) -> tuple[CloudEvent, bytes | None] | None:
     return _structured(record.value)
 
 
-def _binary(given: Iterable[tuple[str, bytes | None]], content_type: str) -> CloudEvent:
+@functools.lru_cache(256)
+def _media(content_type: bytes) -> tuple[str, str]:
+    text = _text(CONTENT_TYPE, content_type)
+    return text, text.split(";")[0].strip().lower()
+
+
+def _binary(given: Iterable[tuple[str, bytes | None]], content_type: str) -> dict[str, str]:
     attributes = dict[str, str]()
     for name, content in given:
         if name in attributes:
             raise DecodeError(f"the attribute {name!r} of the CloudEvent is there twice")
         if content:
             attributes[name] = _text(name, content)
-    return _event(attributes | ({"datacontenttype": content_type} if content_type else {}))
+    if content_type:
+        attributes["datacontenttype"] = content_type
+    _check(attributes)
+    return attributes
 
 
-def _structured(value: bytes | None) -> tuple[CloudEvent, bytes | None]:
+def _structured(value: bytes | None) -> tuple[dict[str, str], bytes | None]:
     try:
         whole = msgspec.json.decode(value or b"", type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(f"the structured CloudEvent is no JSON object: {error}") from None
     data, encoded = whole.pop("data", None), whole.pop("data_base64", None)
     attributes = {name: text for name, raw in whole.items() if (text := _plain(name, raw))}
-    event = _event(attributes)
+    _check(attributes)
     if encoded is not None and bytes(encoded) != b"null":
         if data is not None:
             raise DecodeError("the CloudEvent has both 'data' and 'data_base64'")
         try:
-            return event, base64.b64decode(_plain("data_base64", encoded), validate=True)
+            return attributes, base64.b64decode(_plain("data_base64", encoded), validate=True)
         except (ValueError, binascii.Error) as error:
             raise DecodeError(f"'data_base64' of the CloudEvent is no base64: {error}") from None
     if data is None or (content := bytes(data)) == b"null":
-        return event, None
-    if event.datacontenttype and not is_json(event.datacontenttype) and content.startswith(b'"'):
-        return event, _plain("data", data).encode()  # data of another kind stand in a text, as they are
-    return event, content
+        return attributes, None
+    content_type = attributes.get("datacontenttype")
+    if content_type and content.startswith(b'"') and not is_json(content_type):
+        return attributes, _plain("data", data).encode()  # data of another kind stand in a text, as they are
+    return attributes, content
 
 
 def _plain(name: str, raw: msgspec.Raw) -> str:
@@ -201,17 +215,21 @@ def _plain(name: str, raw: msgspec.Raw) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _event(attributes: dict[str, str]) -> CloudEvent:
+@functools.lru_cache(1024)
+def _is_name(name: str) -> bool:
+    return _ASCII_NAME.fullmatch(name) is not None
+
+
+def _check(attributes: dict[str, str]) -> None:
     for name in REQUIRED:
         if not attributes.get(name):
             raise DecodeError(f"the CloudEvent lacks the attribute {name!r}")
     for name in attributes:
-        if not _ASCII_NAME.fullmatch(name):
+        if not _is_name(name):
             raise DecodeError(f"{name[:40]!r} is no name of an attribute of a CloudEvent: a to z and 0 to 9")
-    if not _SPEC.fullmatch(attributes["specversion"]):
-        raise DecodeError(f"the CloudEvent has the specversion {attributes['specversion'][:20]!r}; 1.0 is read")
-    known = {name: attributes.pop(name) for name in _KNOWN if name in attributes}
-    return CloudEvent(**known, extensions=attributes)
+    spec = attributes["specversion"]
+    if spec != "1.0" and not _SPEC.fullmatch(spec):
+        raise DecodeError(f"the CloudEvent has the specversion {spec[:20]!r}; 1.0 is read")
 
 
 def _text(name: str, content: bytes) -> str:

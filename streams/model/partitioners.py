@@ -14,6 +14,9 @@ PartitionerName = Literal["murmur2", "crc32", "fnv1a"]
 PlaceOf = Callable[[bytes, int], int]
 """Takes a key and the number of partitions, and returns the partition, counted from 0."""
 Partitioner = PartitionerName | PlaceOf
+NullKeys = Literal["sticky", "spread", "cause"]
+"""The partitions of records without a key: one for each transaction in turn; one for each record in turn; that of the
+event that sends them, modulo their number."""
 
 
 def _crc32(key: bytes, partitions: int) -> int:
@@ -30,6 +33,7 @@ def _fnv1a(key: bytes, partitions: int) -> int:
 
 PARTITIONERS: Final[Mapping[str, PlaceOf]] = {"murmur2": murmur2.partition_of, "crc32": _crc32, "fnv1a": _fnv1a}
 
+NO_NULL_KEYS: Final[Mapping[str, NullKeys]] = {}
 NO_PARTITIONERS: Final[Mapping[str, PlaceOf]] = {}
 
 

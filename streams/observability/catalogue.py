@@ -23,6 +23,7 @@ from streams.metrics import (
     MembershipChanged,
     OffsetMismatch,
     OutOfTime,
+    OwnMeasured,
     PartitionMoved,
     PartitionsAdded,
     TakeOverDone,
@@ -103,6 +104,15 @@ TRANSACTION_COMMIT = _histogram(
 EVENTS_FAILED = _counter(
     "kes_failed_events", "Events that failed for good, by what was done about them.", ("response",), _RESPONSES
 )
+RECORDS_UNREAD = _counter(
+    "kes_decode_failures", "Records that were no event, by why: null, untyped, unknown_type, refused, value.",
+    ("topic", "reason"),
+)  # fmt: skip
+VALUES_UNREAD = _counter(
+    "kes_unreadable_values", "Events that failed for good because a value of the state could not be read."
+)
+OUTPUT_BYTES = _counter("kes_output_bytes", "Bytes of output records that were committed.", ("topic",))
+CHANGELOG_BYTES = _counter("kes_changelog_bytes", "Bytes of changelog records that were committed.")
 HEADS_TRIED = _counter(
     "kes_parked_retries", "Attempts at first events of parked keys.", ("outcome",), (("completed",), *_RESPONSES)
 )
@@ -151,12 +161,20 @@ HUNG_CALLS = _gauge("kes_hung_calls", "Calls to the broker that were given up an
 PARTITIONS = _gauge("kes_partitions", "Partitions that are here, by state.", ("state",))
 MOVES_UNDER_WAY = _gauge("kes_moves_under_way", "Hand-overs that are under way.", ("direction",))
 NEXT_OFFSET = _gauge("kes_partition_next_offset", "Next offset to be handled.", ("partition",))
+LAG_SECONDS = _gauge(
+    "kes_lag_seconds", "Age of the oldest record that is not committed, as far as it is known; 0: at the end.",
+    ("partition", "topic"),
+)  # fmt: skip
+EVENT_AGE = _gauge(
+    "kes_event_age_seconds", "Age of the last record that was handled, when it was.", ("partition", "topic")
+)
 LAG = _gauge("kes_partition_lag", "Records between the next offset and the end of the partition.", ("partition",))
 INPUT_OFFSET = _gauge(
     "kes_input_next_offset", "Next offset of an input, of a source that reads several.", ("partition", "topic")
 )
 INPUT_LAG = _gauge("kes_input_lag", "Records between that and the end of the input.", ("partition", "topic"))
 INPUT_AWAITED = _gauge("kes_input_awaited", "1: the other inputs wait for this one.", ("partition", "topic"))
+INPUT_BYTES = _gauge("kes_input_bytes", "Bytes of the records that were read in this run.", ("topic",))
 LOOKUP_RECORDS = _gauge("kes_lookup_records", "Records of a lookup that were read.", ("topic",))
 LOOKUP_LEFT = _gauge("kes_lookup_records_left", "Offsets of a lookup that are still to be read.", ("topic",))
 LOOKUP_BYTES = _gauge("kes_lookup_bytes", "Bytes of keys and values of a lookup that were read.", ("topic",))
@@ -233,7 +251,7 @@ def readings(measurement: Measurement) -> list[Sample]:
         case JobEnded(name, _, seconds, attempts, outcome):
             ended: list[Sample] = [(JOBS, 1, (name, outcome)), (JOB_SECONDS, seconds, (name,))]
             return ended if attempts == 1 else [*ended, (JOBS_RETRIED, attempts - 1, (name,))]
-        case TransactionSettled(committed, attempts, events, outputs, changes, _, opened, commit, flush):
+        case TransactionSettled(committed, attempts, events, outputs, changes, _, opened, commit, flush, sizes, size):
             resent: Sample = (TRANSACTIONS_RESENT, attempts - 1, ())
             if not committed:
                 return [(TRANSACTIONS, 1, ("not_committed",)), resent]
@@ -246,9 +264,15 @@ def readings(measurement: Measurement) -> list[Sample]:
                 (TRANSACTION_OPEN, opened, ()),
                 (TRANSACTION_FLUSH, flush, ()),
                 (TRANSACTION_COMMIT, commit, ()),
+                (CHANGELOG_BYTES, size, ()),
+                *((OUTPUT_BYTES, sent, (topic,)) for topic, sent in sizes.items()),
             ]
-        case EventFailed(_, _, _, response):
-            return [(EVENTS_FAILED, 1, (response,))]
+        case EventFailed(_, _, _, response, topic, unread, is_state_unread):
+            failed: list[Sample] = [(EVENTS_FAILED, 1, (response,))]
+            failed += [(RECORDS_UNREAD, 1, (topic, unread))] if unread else []
+            return [*failed, (VALUES_UNREAD, 1, ())] if is_state_unread else failed
+        case OwnMeasured():
+            return []  # ``ObservedSource`` has the instruments of its source's own metrics
         case HeadTried(_, outcome):
             return [(HEADS_TRIED, 1, (outcome,))]
         case BatchFailed():
@@ -313,6 +337,10 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
             yield INPUT_AWAITED, one.awaited, labels
             if one.lag is not None:
                 yield INPUT_LAG, one.lag, labels
+        for topic, seconds in each.lag_seconds.items():
+            yield LAG_SECONDS, seconds, (str(each.partition), topic)
+        for topic, seconds in each.event_age_seconds.items():
+            yield EVENT_AGE, seconds, (str(each.partition), topic)
         for visit in each.visits:
             yield VISIT_RUNNING, bool(visit.run), (str(each.partition), visit.visit)
             yield VISIT_KEYS, visit.keys, (str(each.partition), visit.visit)
@@ -328,6 +356,8 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield LOOKUP_BYTES, lookup.size_bytes, label
         yield LOOKUP_AWAITED, lookup.is_awaited, label
         yield LOOKUP_CUT_OFF, lookup.is_cut_off, label
+    for topic, size in statistics.input_bytes.items():
+        yield INPUT_BYTES, size, (topic,)
     yield FOLDERS_SET_ASIDE, statistics.folders_set_aside, ()
     for name in _FOLDER_STATES:
         yield FOLDERS, sum(folder.state == name for folder in statistics.folders), (name,)

@@ -74,12 +74,14 @@ class SourceHealth:
             return Verdict(False, f"{group}: the source has failed")
         return Verdict(True, f"{group}: live")
 
-    def ready(self, max_lag: int | None) -> Verdict:
+    def ready(self, max_lag: int | None, max_lag_seconds: float | None = None) -> Verdict:
         """Not ready: it is not running, not in its group, its state is being restored, or a partition is more than
-        ``max_lag`` records behind."""
+        ``max_lag`` records, or ``max_lag_seconds``, behind."""
         statistics = self.statistics()
         group = self._source.config.group_id
-        reason = "the event loop does not answer" if statistics is None else _unready(statistics, max_lag)
+        reason = (
+            "the event loop does not answer" if statistics is None else _unready(statistics, max_lag, max_lag_seconds)
+        )
         return Verdict(not reason, f"{group}: {reason or 'ready'}")
 
     def _is_on_its_loop(self) -> bool:
@@ -89,7 +91,7 @@ class SourceHealth:
             return False
 
 
-def _unready(statistics: SourceStatistics, max_lag: int | None) -> str:
+def _unready(statistics: SourceStatistics, max_lag: int | None, max_lag_seconds: float | None) -> str:
     """Return the reason why a source is not ready; empty: it is."""
     if statistics.state is not SourceState.RUNNING:
         return f"the source is {statistics.state.value}"
@@ -101,4 +103,12 @@ def _unready(statistics: SourceStatistics, max_lag: int | None) -> str:
         return f"the state of partitions {', '.join(map(str, sorted(restoring)))} is being restored"
     behind = [f"{each.partition} ({each.lag})" for each in statistics.partitions
               if max_lag is not None and (each.lag or 0) > max_lag]  # fmt: skip
-    return f"partitions are more than {max_lag} records behind: {', '.join(behind)}" if behind else ""
+    if behind:
+        return f"partitions are more than {max_lag} records behind: {', '.join(behind)}"
+    late = [
+        f"{each.partition} ({seconds:.1f} in {topic})"
+        for each in statistics.partitions
+        for topic, seconds in each.lag_seconds.items()
+        if max_lag_seconds is not None and seconds > max_lag_seconds
+    ]
+    return f"partitions are more than {max_lag_seconds:g} s behind: {', '.join(late)}" if late else ""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from streams.metrics import Measurement
+from streams.metrics import Measurement, OwnMeasured
 from streams.observability import catalogue
 from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels, Sample, figures, readings
 from streams.observability.health import SCRAPE_SECONDS, SourceHealth
@@ -31,6 +31,7 @@ class ObservedSource:
             for instrument in OF_SOURCES
             for labels in instrument.at_start
         }
+        self._own: dict[str, Instrument] = {}
         source.add_metrics_handler(self._measured)
 
     def samples(self) -> dict[Instrument, dict[Labels, Any]]:
@@ -43,9 +44,21 @@ class ObservedSource:
             found[instrument][labels] = float(value)
         return found
 
+    @property
+    def own(self) -> dict[str, Instrument]:
+        """The instruments of the metrics that the source has declared so far, by name."""
+        for name, metric in self._source._declared.router.own_metrics.items():
+            if name not in self._own:
+                kind = Kind.COUNTER if metric.kind == "counter" else Kind.HISTOGRAM
+                buckets = metric.buckets if kind is Kind.HISTOGRAM else ()
+                self._own[name] = Instrument(name, kind, metric.help or name, metric.labels, (), buckets)
+        return self._own
+
     def _measured(self, measurement: Measurement) -> None:
-        sums = self._sums
-        for instrument, value, labels in readings(measurement):
+        sums, found = self._sums, readings(measurement)
+        if isinstance(measurement, OwnMeasured):
+            found = [(self.own[measurement.name], measurement.value, measurement.labels)]
+        for instrument, value, labels in found:
             place = instrument, labels
             if instrument.kind is Kind.COUNTER:
                 sums[place] = sums.get(place, 0.0) + value

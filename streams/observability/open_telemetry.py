@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
-from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation, get_meter
+from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
 
 from streams.observability.catalogue import OF_SOURCES, Instrument, Kind, Labels
 from streams.observability.observed_source import ObservedSource
@@ -22,34 +22,40 @@ class OpenTelemetryMetrics:
     """The metrics of one or more event sources of this process, by the names that Prometheus has for them (exporters
     add ``_total`` themselves), with the attribute ``group``.
 
-    They go to ``meter_provider`` (default: the global one, which the application sets; without one they go nowhere).
-    Make it before the sources start. Counters and gauges are read when the provider collects, on its thread; the values
-    of histograms are recorded on the loop, per transaction and per job.
+    They go to ``meter``, or a meter of ``meter_provider`` (default: the global one, which the application sets;
+    without one they go nowhere). Make it before the sources start, and behind ``source.metric``. Counters and gauges
+    are read when the provider collects, on its thread; the values of histograms are recorded on the loop, per
+    transaction and per job.
     """
 
     def __init__(
         self,
         *sources: EventSource[Any],
         meter_provider: MeterProvider | None = None,
+        meter: Meter | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        meter = get_meter("streams", meter_provider=meter_provider)
+        meter = get_meter("streams", meter_provider=meter_provider) if meter is None else meter
         self._now = now
         self._lock = threading.Lock()
         self._found: list[tuple[str, dict[Instrument, dict[Labels, Any]]]] = []
         self._read_at = float("-inf")
         self._histograms: dict[Instrument, Histogram] = {}
-        for instrument in OF_SOURCES:
+        self._sources = [ObservedSource(source, partial(self._record, source.config.group_id)) for source in sources]
+        for instrument in (*OF_SOURCES, *(own for observed in self._sources for own in observed.own.values())):
+            unit = "s" if instrument in OF_SOURCES else ""
             callbacks, text = [partial(self._observations, instrument)], instrument.help
             if instrument.kind is Kind.HISTOGRAM:
                 self._histograms[instrument] = meter.create_histogram(
-                    instrument.name, "s", text, explicit_bucket_boundaries_advisory=instrument.buckets
+                    instrument.name,
+                    unit,
+                    text,
+                    explicit_bucket_boundaries_advisory=instrument.buckets,
                 )
             elif instrument.kind is Kind.COUNTER:
                 meter.create_observable_counter(instrument.name, callbacks, description=text)
             else:
                 meter.create_observable_gauge(instrument.name, callbacks, description=text)
-        self._sources = [ObservedSource(source, partial(self._record, source.config.group_id)) for source in sources]
 
     def _record(self, group: str, instrument: Instrument, value: float, labels: Labels) -> None:
         self._histograms[instrument].record(value, _attributes(instrument, group, labels))
@@ -58,7 +64,7 @@ class OpenTelemetryMetrics:
         return [
             Observation(value, _attributes(instrument, group, labels))
             for group, samples in self._samples()
-            for labels, value in samples[instrument].items()
+            for labels, value in samples.get(instrument, {}).items()
         ]
 
     def _samples(self) -> list[tuple[str, dict[Instrument, dict[Labels, Any]]]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +15,8 @@ from streams.observability.health import Verdict
 from streams.observability.http_server import HttpServer, Probe, metrics_application
 from streams.observability.observed_source import ObservedSource
 from streams.source.event_source import EventSource
+
+_log = logging.getLogger(__name__)
 
 
 class PrometheusMetrics:
@@ -46,10 +49,11 @@ class PrometheusMetrics:
         return Verdict.of([observed.health.live() for observed in self._sources])
 
     def ready(self, query: dict[str, str]) -> Verdict:
-        """Check that the sources are joined and restored, and no further behind than ``max_lag`` records (of the query;
-        no bound unless given)."""
+        """Check that the sources are joined and restored, and no further behind than ``max_lag`` records, or
+        ``max_lag_seconds`` (of the query; no bound unless given)."""
         max_lag = int(query["max_lag"]) if "max_lag" in query else None
-        return Verdict.of([observed.health.ready(max_lag) for observed in self._sources])
+        seconds = float(query["max_lag_seconds"]) if "max_lag_seconds" in query else None
+        return Verdict.of([observed.health.ready(max_lag, seconds) for observed in self._sources])
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, for the registry. Any thread; on the loop of a source itself, without the ends of its
@@ -61,6 +65,29 @@ class PrometheusMetrics:
                 for labels, value in samples[instrument].items():
                     add_sample(family, instrument, (group, *labels), value)
             yield family
+        yield from self._own(found)
+
+    def _own(self, found: Sequence[tuple[str, Mapping[Instrument, Mapping[Labels, Any]]]]) -> Iterator[Metric]:
+        """Yield the metrics that the sources have declared. Two sources may share one of the same kind and labels."""
+        families: dict[str, tuple[Instrument, Any]] = {}
+        for observed, (group, samples) in zip(self._sources, found, strict=True):
+            for name, instrument in observed.own.items():
+                first, family = families.setdefault(name, (instrument, family_of(instrument)))
+                if (first.kind, first.labels, first.buckets) != (
+                    instrument.kind,
+                    instrument.labels,
+                    instrument.buckets,
+                ):
+                    _log.warning("the metric %s of group %s is another one than that of a group before it", name, group)
+                    continue
+                for labels, value in samples.get(instrument, {}).items():
+                    add_sample(family, instrument, (group, *labels), value)
+        for _, family in families.values():
+            yield family
+
+
+def _shape(instrument: Instrument) -> tuple[Any, ...]:
+    return instrument.kind, instrument.labels, instrument.buckets
 
 
 def family_of(instrument: Instrument) -> Any:

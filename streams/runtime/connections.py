@@ -24,7 +24,7 @@ from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.plain_producer import PlainProducer
 from streams.kafka.writing.slot import WireSlot
 from streams.model.group import Membership, TakeOver
-from streams.model.partitioners import PlaceOf
+from streams.model.partitioners import NullKeys, PlaceOf
 from streams.model.topics import SentTo
 from streams.records import DEFAULT_MESSAGE_LIMIT
 from streams.runtime.bridge import Worker, in_process, wait_for
@@ -78,8 +78,8 @@ class KafkaConnections:
             )
         return self._cluster
 
-    def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
-        self.cluster().partitioner_of = partitioners.get
+    def place_by(self, partitioners: Mapping[str, PlaceOf], null_keys: Mapping[str, NullKeys]) -> None:
+        self.cluster().partitioner_of, self.cluster().null_keys_of = partitioners.get, null_keys.get
 
     def records(self, topics: SentTo | None = None) -> EncodedTransaction:
         return EncodedTransaction(self.cluster(), self._config.timeouts.call_timeout_seconds, topics)

@@ -52,6 +52,7 @@ from streams.runtime.signal import Signal
 from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
 from streams.runtime.transactions.hung_calls import HungCalls
+from streams.runtime.transactions.measuring import measurements
 from streams.runtime.transactions.pool import MergingPool, TransactionPool
 from streams.runtime.transactions.producer_slots import Slots
 from streams.runtime.transactions.recovery import Recovery
@@ -95,9 +96,7 @@ class Engine:
         self.lookups, self.router = lookups, router
         self.schedules = schedules
         self.connections = connections
-        self.message_limit = message_limit
-        self.now = now
-        self.environment = environment
+        self.message_limit, self.now, self.environment = message_limit, now, environment
         self.rng = environment.rng()
         self.writer = uuid.UUID(int=self.rng.getrandbits(128)).hex
         self.incarnation = 0
@@ -438,13 +437,14 @@ class Engine:
             if self.keeper is not None:
                 self.keeper.settled(txn.cuts, self.partitions.kept, self.now() - txn.sealed_at)
         if self.config.metrics_handler is not None:
-            self.measure(self.pool.measure(txn, committed))
+            for one in measurements(txn, self.router, self.config.changelog, self.now(), committed=committed):
+                self.measure(one)
 
     def revoke_store(self, store: Any, partition: int) -> None:
         """Free a store. If its ``revoked`` fails, the source stops, after the other stores are freed."""
         try:
             store.revoked()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             failure = StreamsError(f"{self.config.topic}[{partition}]: the store's revoked() failed: {error!r}")
             failure.__cause__ = error
             self.fail(failure)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from streams.model.group import GroupMetadata, Membership, TakeOver
-from streams.model.partitioners import PlaceOf
+from streams.model.partitioners import NullKeys, PlaceOf
 from streams.model.topics import SentTo, TopicIdentity, TopicSpec
 from streams.records import Acknowledgement, IncomingRecord, PolledPartition, Record
 
@@ -110,7 +110,9 @@ class Reading(Protocol):
 
 
 class Input(Reading, Protocol):
-    """The stream of input records (``poller.Poller``)."""
+    """The stream of input records (``poller.Poller``). ``received_bytes``: of keys, values and headers, so far."""
+
+    received_bytes: int
 
     def start(
         self,
@@ -268,8 +270,9 @@ class Connections(Protocol):
         """Make the encoder of one transaction's records, for its slot. ``topics``: the only ones that are sent to."""
         ...
 
-    def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
-        """Place the keys of these topics by other functions than murmur2. Called before the first record."""
+    def place_by(self, partitioners: Mapping[str, PlaceOf], null_keys: Mapping[str, NullKeys]) -> None:
+        """Place the keys of these topics by other functions than murmur2, and records without one in other ways than by
+        transactions. Called before the first record."""
         ...
 
     def slot(self, transactional_id: str) -> TransactionSlot: ...

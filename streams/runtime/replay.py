@@ -32,9 +32,10 @@ from streams.core.transaction import Transaction, Waiter
 from streams.errors import ConfigError, EventFailure, StreamsError
 from streams.formats.cloudevents import CloudEvents
 from streams.metrics import EventFailed, Measurement
+from streams.model.own_metrics import OwnMetric
 from streams.model.topics import TypesRecords
 from streams.outcomes import ErrorResponse, Retry
-from streams.records import Change, IncomingRecord, Output, TopicPartition
+from streams.records import Change, IncomingRecord, Output, OwnSample, TopicPartition
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import TIMER_PREFIX, timer_key
@@ -68,6 +69,7 @@ class Program(msgspec.Struct, frozen=True):
     lookups: tuple[str, ...] = ()
     types: TypesRecords | None = None
     forms: dict[str, CloudEvents] = {}
+    own_metrics: dict[str, OwnMetric] = {}
 
     @property
     def fingerprint(self) -> tuple[tuple[str, ...], ...]:
@@ -258,7 +260,7 @@ class PartitionReplay:
 
     def admit(self, outputs: list[Output], changes: list[Change]) -> None:
         """Keep the effects of completed events."""
-        self._completed.outputs.extend(outputs)
+        self._completed.outputs.extend(output for output in outputs if not isinstance(output, OwnSample))
         for change in self._without_timers(changes):
             self._keep(change)
 
@@ -334,6 +336,7 @@ class _NoInput:
 
     def start(self, *_: Any, **__: Any) -> None: ...
 
+    received_bytes = 0
     expect = add = remove = pause = resume = handled = close = start
 
     def ends(self) -> NoReturn:
@@ -351,7 +354,7 @@ def _described(route: Route) -> tuple[str, ...]:
 def _without_waiting(program: Program) -> Router:
     """Make the same routes, with as many attempts, and no time between them."""
     router = Router()
-    router.types, router.forms = program.types, program.forms
+    router.types, router.forms, router.own_metrics = program.types, program.forms, program.own_metrics
     for route in program.routes:
         router.add(_copy(route))
     if program.default is not None:

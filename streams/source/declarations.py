@@ -88,6 +88,7 @@ class Declarations:
         other."""
         made = Declarations(self.config, self._store, self.inputs.types)
         made.router.routes, made.router.default = dict(self.router.routes), self.router.default
+        made.router.own_metrics = dict(self.router.own_metrics)
         made.router.tracer, made.router.visits = self.router.tracer, dict(self.router.visits)
         made.handlers.schedules[:] = self.handlers.schedules
         # The copy was made with its own inputs; those of the original have them, too, in the order that counts.
@@ -96,6 +97,7 @@ class Declarations:
         made.outputs.by_topic.update(self.outputs.by_topic)
         made.outputs.partitioners.update(self.outputs.partitioners)
         made.outputs._forms.update(self.outputs._forms)
+        made.outputs.null_keys.update(self.outputs.null_keys)
         made.lookups.by_topic.update(self.lookups.by_topic)
         made.lifespans, made.metrics_handlers = [*self.lifespans], [*self.metrics_handlers]
         made.callbacks = {moment: [*functions] for moment, functions in self.callbacks.items()}
@@ -187,6 +189,7 @@ class Declarations:
             lookups=tuple(self.lookups.by_topic),
             types=self.router.types,
             forms=self.outputs.forms,
+            own_metrics=dict(self.router.own_metrics),
         )
 
     def _interjections(self) -> tuple[str, ...]:

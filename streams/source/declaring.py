@@ -7,9 +7,11 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from streams.core.schedule import MissedRuns
+from streams.errors import RegistrationError
 from streams.formats.cloudevents import CloudEvents
 from streams.formats.rules import Deleted, TypeRule
-from streams.model.partitioners import Partitioner, PartitionerName
+from streams.model.own_metrics import BUCKETS, MetricKind, OwnMetric
+from streams.model.partitioners import NullKeys, Partitioner, PartitionerName
 from streams.model.topics import TopicSpec
 from streams.model.topology import Topology
 from streams.model.tracing import Tracer
@@ -361,6 +363,7 @@ class Declaring(Generic[StoreT]):
         configs: Mapping[str, str] | None = None,
         partitioner: Partitioner = "murmur2",
         form: CloudEvents | None = None,
+        null_keys: NullKeys = "sticky",
     ) -> str:
         r"""Declare a topic that handlers forward to. Returns its name.
 
@@ -376,12 +379,41 @@ class Declaring(Generic[StoreT]):
         100,000 that are remembered, and gives a key the same partition each time. An event that it fails for, or gives
         no partition to, meets its error policy. Dead letters keep the partition of their event.
 
+        ``null_keys`` places records without a key: ``"sticky"``, those of one transaction in one partition, each in
+        turn, which makes few and large batches; ``"spread"``, each record in turn; ``"cause"``, in the partition of
+        the event that sends them, modulo their number, so that a replay places them alike.
+
         ``form=CloudEvents(source="/bank")`` writes events as CloudEvents, without our headers; ready ``Record``\ s are
         sent as they are.
 
         Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second declaration.
         """
-        return self._declared.outputs.declare(topic, num_partitions, replication_factor, configs, partitioner, form)
+        return self._declared.outputs.declare(
+            topic, num_partitions, replication_factor, configs, partitioner, form, null_keys
+        )
+
+    def metric(
+        self,
+        name: str,
+        kind: MetricKind = "counter",
+        *,
+        labels: tuple[str, ...] = (),
+        buckets: tuple[float, ...] = BUCKETS,
+        help: str = "",
+    ) -> str:
+        """Declare a metric of the source's own, for ``ctx.count`` and ``ctx.observe``. Returns its name.
+
+        It is exported beside those of the toolkit, with the label ``group``; what it counts is that of committed
+        events. ``labels`` are the names of further ones: each has 100 values at most, all others are ``other``.
+        ``buckets``: of a histogram. Raises ``ConfigError``; ``RegistrationError`` after the start, and for a second
+        declaration.
+        """
+        router = self._declared.router
+        router.refuse_if_frozen(f"the metric {name!r}")
+        if name in router.own_metrics:
+            raise RegistrationError(f"there is a metric {name!r} already")
+        router.own_metrics[name] = OwnMetric(name, kind, labels, buckets, help)
+        return name
 
     @property
     def inputs(self) -> list[str]:

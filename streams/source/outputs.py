@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from streams.errors import ConfigError, RegistrationError
 from streams.formats.cloudevents import CloudEvents
-from streams.model.partitioners import Partitioner, PlaceOf, checked
+from streams.model.partitioners import NullKeys, Partitioner, PlaceOf, checked
 from streams.model.topics import SentTo, TopicSpec
 from streams.runtime import source_topics
 from streams.sak.numbers import is_whole
@@ -23,6 +23,8 @@ class DeclaredOutputs:
         self.partitioners: dict[str, PlaceOf] = {}
         """Of the topics whose keys are not placed by murmur2."""
         self._forms: dict[str, CloudEvents] = {}
+        self.null_keys: dict[str, NullKeys] = {}
+        """Of the topics whose records without a key are not placed by transactions."""
 
     def declare(
         self,
@@ -32,6 +34,7 @@ class DeclaredOutputs:
         configs: Mapping[str, str] | None,
         partitioner: Partitioner,
         form: CloudEvents | None,
+        null_keys: NullKeys = "sticky",
     ) -> str:
         """See ``EventSource.output``."""
         self._registry.check_declarable("output", topic, "it needs no declaration as output")
@@ -44,6 +47,9 @@ class DeclaredOutputs:
         place_of = checked(partitioner, f"partitioner {what}")
         if form is not None and not getattr(form, "source", ""):
             raise ConfigError(f'form {what} is {form!r}; it must be CloudEvents(source="/..."), which can write')
+        if null_keys not in get_args(NullKeys):
+            ways = ", ".join(get_args(NullKeys))
+            raise ConfigError(f"null_keys {what} is {null_keys!r}; it must be one of {ways}")
         given: Mapping[Any, Any] = configs or {}  # whatever it is
         for name, setting in given.items():
             if not isinstance(name, str) or not isinstance(setting, str):
@@ -54,6 +60,8 @@ class DeclaredOutputs:
             self.partitioners[topic] = place_of
         if form is not None:
             self._forms[topic] = form
+        if null_keys != "sticky":
+            self.null_keys[topic] = null_keys
         return topic
 
     @property

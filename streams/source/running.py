@@ -128,16 +128,20 @@ class SourceRun:
 
     def statistics(self, ends: Sequence[Mapping[int, int]] = ()) -> SourceStatistics:
         """Return the state in figures. ``ends``: of each input by partition, as far as they are known."""
+        from streams.runtime.ages import with_ages  # with the engine
+
         engine = self.engine
         if engine is None:
             return SourceStatistics(self.state, self.config.instance_id, -1, (), 0, 0, 0, hot_path=leaves.summary())
+        topics = [engine.config.topic, *(spec.topic for spec, _ in engine.further_inputs)]
         return SourceStatistics(
             self.state,
             engine.config.instance_id,
             engine.membership.group_metadata.generation,
             tuple(
-                worker.statistics([found.get(number, -1) for found in ends])
+                with_ages(worker.statistics(known), worker, known, engine.pool.unsettled)
                 for number, worker in sorted(engine.workers.items())
+                for known in [[found.get(number, -1) for found in ends]]
             ),
             engine.committed_transactions,
             engine.committed_events,
@@ -151,6 +155,7 @@ class SourceRun:
             () if engine.keeper is None else engine.keeper.statistics(),
             0 if engine.keeper is None else engine.keeper.folders_set_aside,
             engine.lookups.statistics(),
+            {topic: port.received_bytes for topic, port in zip(topics, engine.inputs, strict=True)},
             leaves.summary(),
         )
 
@@ -284,7 +289,7 @@ class SourceRun:
 
         declared = self._declared
         limit = getattr(connections, "message_limit", 1_000_000)
-        connections.place_by(declared.outputs.partitioners)
+        connections.place_by(declared.outputs.partitioners, declared.outputs.null_keys)
         engine = self.engine = Engine(
             config,
             declared.router,

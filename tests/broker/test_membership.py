@@ -17,7 +17,7 @@ from streams.testing.fixtures import OwnBroker
 from tests.broker.membership_kit import PARTITIONS, SESSION_MS, Desk, Transactor, laid_desk, settled, until
 from tests.unit.waiting import stays
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from tests.broker.gate import gate
 from tests.broker.membership_kit import KINDS, PARTITIONS, SESSION_MS, Desk, Seat, Transactor, settled, until
 from tests.unit.waiting import stays
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(params=gate(KINDS, "streams"))

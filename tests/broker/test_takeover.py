@@ -14,7 +14,7 @@ from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.questions.takeover import WireTakeOver
 from tests.broker.membership_kit import PARTITIONS, PATIENCE, Desk, Seat, Transactor, make_topic, until
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from streams.testing.fixtures import BrokerAddress
 from tests.broker import merged_program as program
 from tests.broker.bench_kit import Bench
 
-pytestmark = [pytest.mark.broker, pytest.mark.nightly]
+pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

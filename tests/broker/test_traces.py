@@ -15,7 +15,7 @@ from streams.observability import OpenTelemetryTraces
 from tests.broker.engine_kit import Lab, Running
 from tests.vocabulary import Added
 
-pytestmark = [pytest.mark.broker, pytest.mark.asyncio]
+pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 
 
 async def test_a_trace_goes_from_the_producer_through_the_source_and_its_timer_to_the_outputs(lab: Lab) -> None:

@@ -69,6 +69,9 @@ class Records:
         self.outputs: list[Output] = []
         self.behind: dict[tuple[str, int], int] = {}
 
+    def sizes(self) -> dict[str, int]:
+        return {}
+
     def ends(self) -> dict[tuple[str, int], int]:
         return self.behind
 
@@ -278,7 +281,7 @@ class Connections:
     async def in_process(self, function: Callable[..., Any], *args: Any) -> Any:
         return await in_process(function, *args)
 
-    def place_by(self, partitioners: Mapping[str, Any]) -> None: ...
+    def place_by(self, partitioners: Mapping[str, Any], null_keys: Mapping[str, Any]) -> None: ...
 
     def records(self, topics: Collection[str] | None = None) -> Records:
         return Records()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 import re
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, EventSource, EventSourceConfig, Record, Retry, event_type, upcaster
+from streams import DEAD_LETTER, AsyncJobScheduler, EventSource, EventSourceConfig, Record, Retry, event_type, upcaster
 from streams.errors import ConfigError
 from streams.formats import CloudEvent, CloudEvents, Deleted
 from streams.formats.cloudevents import attributes_of
 from streams.records import IncomingRecord, TypedRecord
+from streams.settings import SchedulerConfig
 from streams.stores.table import Table
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT
@@ -309,3 +312,43 @@ def test_a_form_without_source_writes_nothing() -> None:
         source_of(CloudEvents(), [])
     with pytest.raises(ConfigError, match="source of CloudEvents"):
         CloudEvents(source="a\nb")
+
+
+async def wait_and_send(ctx: Any, event: CloudOrder) -> None:
+    ctx.forward(OUT, event, key="a")
+    with contextlib.suppress(TimeoutError):  # in virtual time
+        await asyncio.wait_for(asyncio.Event().wait(), 1)
+    ctx.forward(OUT, event, key="a")
+
+
+def test_a_finalizer_that_awaits_numbers_what_it_sends_from_the_start() -> None:
+    """Those before it are admitted meanwhile, and leave the list that they share with it."""
+    source = EventSource(EventSourceConfig(group_id="g", topic="orders", num_partitions=1))
+    source.output(OUT, form=CloudEvents(source="/bank"))
+
+    begun, all_begun = list[int](), asyncio.Event()
+
+    async def work(event: CloudOrder) -> int:  # they end at the same time, so that their turns are one unit
+        begun.append(event.cents)
+        if len(set(begun)) == 4:
+            all_begun.set()
+        await all_begun.wait()
+        return event.cents
+
+    def finish(ctx: Any, event: CloudOrder, cents: int) -> Any:
+        if cents == 2:
+            return wait_and_send(ctx, event)
+        for _ in range(3):
+            ctx.forward(OUT, event, key="a")
+        return None
+
+    jobs = AsyncJobScheduler(source, work, finish, config=SchedulerConfig(concurrency=8))
+    jobs.register_event_type(CloudOrder, key=lambda event: str(event.cents))
+    with TestDriver(source) as driver:
+        for cents in range(4):
+            driver.send(CloudOrder("a", cents), key="k", wait=False)
+        driver.settle()
+        found = [event.id.split("/")[2:] for event in map(attributes_of, driver.outputs(OUT)) if event is not None]
+    offsets = list(dict.fromkeys(offset for offset, _ in found))
+    numbers = [[number for at, number in found if at == offset] for offset in offsets]
+    assert numbers == [["0", "1", "2"], ["0", "1", "2"], ["0", "1"], ["0", "1", "2"]]

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from streams import EventSource, TopicPartition
-from streams.errors import ConfigError, MembershipLost, NotOwned
+from streams import Change, EventContext, EventSource, TopicPartition
+from streams.errors import ConfigError, MembershipLost, NotOwned, StreamsError
 from streams.metrics import MembershipChanged, TransactionSettled
 from streams.runtime.read_proofs import ReadProofs
 from streams.testing import POINTS, Point, TestDriver
@@ -52,25 +52,43 @@ def test_a_metrics_handler_that_fails_is_only_logged(error: type[BaseException])
         assert totals(driver) == [1, 2]
 
 
-def its_task_cancelled(ctx: object, event: object) -> None:
+def its_task_cancelled() -> None:
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
 
 
-@pytest.mark.parametrize("place", ["a store that is made", "its own task"])
+@pytest.mark.parametrize("place", ["made", "receive_change", "revoked", "task"])
 def test_a_cancellation_of_somebody_elses_does_not_end_the_source_in_silence(place: str) -> None:
     """A group of tasks takes it for its own: the source ended as if it had been stopped."""
 
-    def store(partition: TopicPartition) -> Totals:
-        if place == "a store that is made":
-            raise asyncio.CancelledError
-        return TOTALS(partition)
+    class Store:
+        def __init__(self, partition: TopicPartition) -> None:
+            self.at("made")
 
-    source = EventSource(config(1), store)
-    source.register_event_type(Added, its_task_cancelled)
-    with pytest.raises(RuntimeError, match="a cancellation that is not its own"), TestDriver(source) as driver:
+        def at(self, now: str) -> None:
+            if now == place:
+                raise asyncio.CancelledError
+
+        def receive_change(self, change: Change) -> None:
+            self.at("receive_change")
+
+        def revoked(self) -> None:
+            self.at("revoked")
+
+    def work(ctx: EventContext[Store], event: Added) -> None:
+        ctx.record_change(Change(b"a", b"1"))
+        if place == "task":
+            its_task_cancelled()
+
+    source = EventSource(config(1), Store)
+    source.register_event_type(Added, work)
+    said = r"a cancellation that is not its own|revoked\(\) failed: CancelledError"
+    with pytest.raises((RuntimeError, StreamsError), match=said), TestDriver(source) as driver:  # noqa: PT012
         driver.send(Added("ann"))
+        driver.crash(0)
+        driver.restart(0)
+        driver.leave(0)
 
 
 def test_a_cancellation_of_a_lifespan_is_no_orderly_end() -> None:

@@ -156,7 +156,12 @@ async def test_stop_does_not_wait_for_a_retry(topic: MemoryTopic) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "expected"), [(b"stop", "@1 can not"), (b"raise", "on_error failed: ValueError: callback")]
+    ("last", "expected"),
+    [
+        (b"stop", "@1 can not"),
+        (b"raise", "on_error failed: ValueError: callback"),
+        (b"cancel", "on_error failed: CancelledError"),
+    ],
 )
 async def test_a_callback_decides(topic: MemoryTopic, last: bytes, expected: str) -> None:
     seen: list[tuple[int, str]] = []
@@ -165,6 +170,8 @@ async def test_a_callback_decides(topic: MemoryTopic, last: bytes, expected: str
         seen.append((record.offset, str(error)))
         if record.value == b"raise":
             raise ValueError("callback")
+        if record.value == b"cancel":
+            raise asyncio.CancelledError
         return ErrorResponse.CONTINUE if record.value == b"skip" else ErrorResponse.FAIL_CONSUMER
 
     topic.put(b"bad", b"skip")

@@ -30,6 +30,7 @@ from streams.metrics import (
     MembershipChanged,
     OffsetMismatch,
     OutOfTime,
+    OwnMeasured,
     PartitionMoved,
     PartitionsAdded,
     TakeOverDone,
@@ -63,7 +64,9 @@ def config_of(group: str, **settings: Any) -> EventSourceConfig:
 
 
 def source_of(group: str = "g", **settings: Any) -> EventSource[Any]:
-    return EventSource(config_of(group, **settings))
+    source = EventSource(config_of(group, **settings))
+    source.metric("orders", labels=("kind",))
+    return source
 
 
 def get(server: HttpServer, path: str, **headers: str) -> tuple[int, str]:
@@ -100,8 +103,9 @@ def value(found: Samples, metric: str, /, **labels: str) -> float | None:
 
 MEASURED: list[tuple[Measurement, dict[str, float]]] = [
     (
-        TransactionSettled(True, 3, 5, 6, 7, 2, 0.02, 0.2, 0.1),
+        TransactionSettled(True, 3, 5, 6, 7, 2, 0.02, 0.2, 0.1, {"out": 40}, 90),
         {'kes_transactions_total outcome=committed': 1, 'kes_transactions_total outcome=not_committed': 0,
+         "kes_output_bytes_total topic=out": 40, "kes_changelog_bytes_total": 90,
          "kes_transactions_resent_total": 2, "kes_events_total": 5, "kes_outputs_total": 6, "kes_changes_total": 7,
          "kes_transaction_open_seconds_sum": 0.02, "kes_transaction_flush_seconds_sum": 0.1,
          "kes_transaction_commit_seconds_sum": 0.2, "kes_transaction_commit_seconds_bucket le=0.1": 0,
@@ -114,6 +118,9 @@ MEASURED: list[tuple[Measurement, dict[str, float]]] = [
     ),
     (EventFailed(1, 2, "KeyError: 'x'", "dead_letter"),
      {"kes_failed_events_total response=dead_letter": 1, "kes_failed_events_total response=continue": 0}),
+    (EventFailed(1, 2, "no", "continue", "in", "untyped", True),
+     {"kes_decode_failures_total topic=in,reason=untyped": 1, "kes_unreadable_values_total": 1}),
+    (OwnMeasured("orders", 3, ("eu",)), {"orders_total kind=eu": 3}),
     (BatchFailed(1, 2, "no"), {"kes_failed_batches_total": 1}),
     (HeadTried(1, "completed"), {"kes_parked_retries_total outcome=completed": 1}),
     (OutOfTime(1, "late", "Shop", "minutes", 3), {"kes_late_items_total store=Shop,window=minutes": 3}),
@@ -163,7 +170,8 @@ FULL = SourceStatistics(
     SourceState.RUNNING, "i-1", 7,
     (PartitionStatistics(0, "active", 10, 3, 300, True, 4, 5, 1_700_000_000_500, 25,
                          (InputStatistics("in", 10, 3, True, 25), InputStatistics("more", 7, 0)),
-                         (VisitStatistics("look", "r", 8, (), {}, {}),), {}, 2, 9, 77, 1_700_000_000_250, "max_keys"),
+                         (VisitStatistics("look", "r", 8, (), {}, {}),), {}, 2, 9, 77, 1_700_000_000_250, "max_keys",
+                         {"in": 2.5}, {"in": 1.25}),
      PartitionStatistics(1, "restoring", -1, 0, 0, False)),
     11, 12, 2,
     (CopyStatistics(1, "restoring", 5, 9, 4, 5, 50, 1.0, None, 2.5),),
@@ -172,6 +180,7 @@ FULL = SourceStatistics(
      FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
     2,
     (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
+    {"in": 1234},
 )  # fmt: skip
 
 
@@ -184,6 +193,7 @@ class _FullSource(EventSource[Any]):
 
 def full() -> PrometheusMetrics:
     metrics = PrometheusMetrics(source := _FullSource(config_of("g")))
+    source.metric("orders", labels=("kind",))
     for measurement, _ in MEASURED:
         source._run.measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
     return metrics
@@ -199,7 +209,8 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_copies state=failed": 0, "kes_copy_records_left partition=1": 4, "kes_copy_lag_seconds partition=1": 2.5,
         "kes_partition_next_offset partition=0": 10, "kes_partition_lag partition=0": 15,
         "kes_input_next_offset partition=0,topic=more": 7, "kes_input_lag partition=0,topic=in": 15,
-        "kes_input_awaited partition=0,topic=in": 1, "kes_input_awaited partition=0,topic=more": 0,
+        "kes_lag_seconds partition=0,topic=in": 2.5, "kes_event_age_seconds partition=0,topic=in": 1.25,
+        "kes_input_bytes topic=in": 1234, "kes_input_awaited partition=0,topic=in": 1,
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_partition_paused partition=0": 1, "kes_partition_events_ahead partition=0": 4,
         "kes_partition_timers partition=0": 5, "kes_parked_keys partition=0": 2, "kes_parked_events partition=0": 9,
@@ -378,17 +389,6 @@ def test_an_address_is_a_port_with_or_without_a_host(text: str, parsed: tuple[st
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="use HOST:PORT or PORT, as in"):
         parse_address(text)
-
-
-def test_a_port_that_is_taken_is_a_clear_error() -> None:
-    with (
-        PrometheusMetrics(source_of()).serve("127.0.0.1:0") as server,
-        pytest.raises(ConfigError, match=rf"cannot be served at 127.0.0.1:{server.port}: Address already in use; stop"),
-    ):
-        PrometheusMetrics(source_of()).serve(f"127.0.0.1:{server.port}")
-    PrometheusMetrics(source_of()).serve(f"127.0.0.1:{server.port}").close()
-    with pytest.raises(ConfigError, match=r"cannot be served at nowhere\.invalid:1: "):
-        PrometheusMetrics(source_of()).serve("nowhere.invalid:1")
 
 
 def test_other_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
+from streams.metrics import OwnMeasured
 from streams.observability import OpenTelemetryMetrics, PrometheusMetrics
 from streams.observability.catalogue import OF_SOURCES, Kind
 from tests.unit.cli_kit import forget_modules
@@ -49,9 +50,11 @@ def collected() -> Any:
 
 def test_the_names_and_numbers_are_those_of_prometheus(collected: Collected) -> None:
     source = _FullSource(config_of("g"))
+    source.metric("orders", labels=("kind",))
+    source.metric("cents", "histogram")
     prometheus = PrometheusMetrics(source)
-    OpenTelemetryMetrics(source, meter_provider=collected.provider)
-    for measurement, _ in MEASURED:
+    OpenTelemetryMetrics(source, meter=collected.provider.get_meter("the application's"))
+    for measurement, _ in (*MEASURED, (OwnMeasured("cents", 2.5), {})):
         source._run.measured(source.config).metrics_handler(measurement)  # type: ignore[misc]
     points, samples = collected.points(), scraped(prometheus)
     seen = set()
@@ -65,11 +68,11 @@ def test_the_names_and_numbers_are_those_of_prometheus(collected: Collected) -> 
         else:
             counted = f"{name}_total" if (f"{name}_total", labels) in samples else name
             assert samples[counted, labels] == point.value, name
-    assert seen == {instrument.name for instrument in OF_SOURCES}
+    assert seen == {"orders", "cents", *(instrument.name for instrument in OF_SOURCES)}
     plain = {
         (re.sub("_total$", "", name), labels)
         for name, labels in samples
-        if name.startswith("kes_") and not name.endswith(("_bucket", "_sum", "_count"))
+        if name.startswith(("kes_", "orders")) and not name.endswith(("_bucket", "_sum", "_count"))
     }
     assert plain == {place for place, point in points.items() if not isinstance(point, HistogramDataPoint)}
 

@@ -116,3 +116,49 @@ def test_producers_have_one_by_name() -> None:
 
 def test_crc32_is_what_librdkafka_takes() -> None:
     assert [partition_of(key, 10, "crc32") for key in KEYS] == [zlib.crc32(key.encode()) % 10 for key in KEYS]
+
+
+def without_keys(null_keys: Any) -> EventSource[Any]:
+    source = EventSource(config(2, error_policy=SKIP), TOTALS)
+    source.output(OUT, num_partitions=3, null_keys=null_keys)
+
+    def forward(ctx: Any, event: Added) -> None:
+        for _ in range(6):
+            ctx.forward(OUT, event)
+
+    register(source, forward)
+    return source
+
+
+@pytest.mark.parametrize(("null_keys", "partitions"), [("sticky", 1), ("spread", 3), ("cause", 1)])
+def test_records_without_a_key_are_placed_as_declared(null_keys: str, partitions: int) -> None:
+    with TestDriver(without_keys(null_keys)) as driver:
+        for at, partition in enumerate((0, 1, 1, 0)):
+            driver.send(Added(f"n{at}", 1, ""), key="k", partition=partition)
+            placed = [record.partition for record in driver.new_outputs(OUT)]
+            assert len(placed) == 6
+            assert len(set(placed)) == partitions
+            if null_keys == "cause":
+                assert set(placed) == {partition}
+            if null_keys == "spread":
+                assert {placed.count(number) for number in range(3)} == {2}
+
+
+def test_what_is_no_way_to_place_records_without_a_key() -> None:
+    with pytest.raises(
+        ConfigError, match=r"null_keys of source\.output\('out'\) is 'random'; it must be one of sticky, spread"
+    ):
+        EventSource(config(1), TOTALS).output("out", null_keys="random")  # type: ignore[arg-type]
+
+
+def test_a_record_without_a_key_that_is_refused_is_found_again() -> None:
+    """Its place is not that of its partitioner: it is remembered."""
+    from streams.kafka.wire.placement import Placement
+    from streams.kafka.writing.record_batch import EncodedRecords
+    from streams.records import Output
+
+    encoded = EncodedRecords({"t": Placement("t", 3, 1_000_000, "spread")}, 1_000_000)
+    outputs = [Output("t", b"%d" % number, None, None, -1, 0, 0, number) for number in range(9)]
+    assert encoded.add(outputs, 0, 1_700_000_000_000) == 9
+    found = [encoded.output_at("t", partition, index) for index in range(3) for partition in (1, 2, 0)]
+    assert [output and output.value for output in found] == [output.value for output in outputs]

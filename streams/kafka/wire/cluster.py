@@ -21,7 +21,7 @@ from streams.kafka.wire.schemas.describe_configs import DescribeConfigsRequest
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
 from streams.kafka.wire.settings import ProducerSettings
-from streams.model.partitioners import NO_PARTITIONERS, PlaceOf
+from streams.model.partitioners import NO_NULL_KEYS, NO_PARTITIONERS, NullKeys, PlaceOf
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -62,6 +62,7 @@ class Cluster:
         self._refreshes: dict[str, asyncio.Task[None]] = {}
         self._refreshed_at = 0.0
         self.partitioner_of: Callable[[str], PlaceOf | None] = NO_PARTITIONERS.get
+        self.null_keys_of: Callable[[str], NullKeys | None] = NO_NULL_KEYS.get
         """The function that places the keys of a topic; ``None``: murmur2. Set before the first metadata."""
         self.placements: dict[str, Placement] = {}
         """The topics that are known, for encoding."""
@@ -233,10 +234,10 @@ class Cluster:
         self.leaders[topic], self.epochs[topic], self.ids[topic] = leaders, epochs, said.topic_id
 
     def _placement(self, topic: str, count: int) -> Placement:
-        place_of = self.partitioner_of(topic)
+        place_of, null_keys = self.partitioner_of(topic), self.null_keys_of(topic) or "sticky"
         if place_of is None:
-            return Placement(topic, count, FIRST_BATCH_LIMIT)
-        return DeclaredPlacement(topic, count, FIRST_BATCH_LIMIT, place_of)
+            return Placement(topic, count, FIRST_BATCH_LIMIT, null_keys)
+        return DeclaredPlacement(topic, count, FIRST_BATCH_LIMIT, place_of, null_keys)
 
     def _refresh_behind(self, name: str, topics: Collection[str]) -> None:
         task = self._refreshes.get(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from streams.model.partitioners import PlaceOf, is_partition, name_of
+from streams.model.partitioners import NullKeys, PlaceOf, is_partition, name_of
 from streams.model.reasons import reason
 from streams.records import shown_key
 from streams.sak.murmur2 import partition_of
@@ -20,10 +20,11 @@ class Placement:
     """The partitions of one topic, as far as encoding needs them. ``limit``: bytes of the largest batch that it is
     thought to take; a batch of one record may be larger."""
 
-    __slots__ = ("count", "limit", "places", "topic", "turn")
+    __slots__ = ("count", "limit", "null_keys", "places", "topic", "turn")
 
-    def __init__(self, topic: str, count: int, limit: int) -> None:
+    def __init__(self, topic: str, count: int, limit: int, null_keys: NullKeys = "sticky") -> None:
         self.topic = topic
+        self.null_keys = null_keys
         self.count = count
         self.limit = limit
         self.places: dict[bytes, int] = {}
@@ -37,7 +38,7 @@ class Placement:
         return partition
 
     def next_without_key(self) -> int:
-        """Return the partition for the records without a key of one transaction: each in turn."""
+        """Return the partition for the next record without a key, or for those of one transaction: each in turn."""
         self.turn = (self.turn + 1) % self.count
         return self.turn
 
@@ -51,8 +52,8 @@ class DeclaredPlacement(Placement):
 
     __slots__ = ("_place_of",)
 
-    def __init__(self, topic: str, count: int, limit: int, place_of: PlaceOf) -> None:
-        super().__init__(topic, count, limit)
+    def __init__(self, topic: str, count: int, limit: int, place_of: PlaceOf, null_keys: NullKeys = "sticky") -> None:
+        super().__init__(topic, count, limit, null_keys)
         self._place_of = place_of
 
     def place(self, key: bytes) -> int:

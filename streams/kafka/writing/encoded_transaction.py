@@ -18,7 +18,7 @@ from streams.kafka.wire.codes import Code
 from streams.kafka.wire.messages import PartitionError
 from streams.kafka.writing.record_batch import EncodedRecords, Part, in_bytes
 from streams.model.topics import SentTo
-from streams.records import Change, Output, RefusedRecord, changelog_record, shown_key
+from streams.records import Change, Output, OwnSample, RefusedRecord, changelog_record, shown_key
 
 _CHECK_SECONDS: Final = 0.001
 """Seconds between two looks whether the metadata of a topic have arrived."""
@@ -48,6 +48,14 @@ class EncodedTransaction:
             for base in [bases.get(where, -1)]
         }
 
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of the records of each topic that are sent, before compression."""
+        sizes: dict[str, int] = {}
+        for parts, _ in self.written:
+            for part in parts:
+                sizes[part.topic] = sizes.get(part.topic, 0) + part.batch.size
+        return sizes
+
     def fill(self, outputs: Sequence[Output]) -> None:
         """Encode the outputs that are not encoded yet, as far as that can be done now. ``outputs`` are all of the
         transaction's; from call to call there are only more of them."""
@@ -75,6 +83,8 @@ class EncodedTransaction:
 
     async def add(self, output: Output) -> None:
         """Encode one record. Waits and raises as ``complete`` does."""
+        if isinstance(output, OwnSample):  # it has no topic, so the encoder leaves it here
+            return
         record, since = in_bytes(output), asyncio.get_running_loop().time()
         while not self.encoded.add([record], 0, self._cluster.now_ms()):
             self._check(record, output, since)

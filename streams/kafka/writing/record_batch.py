@@ -68,7 +68,7 @@ class EncodedRecords:
         self._largest = message_limit - RECORD_OVERHEAD
         self._is_usual = self._largest > len(SMALL)  # whether most records may be like most
         self._topics: dict[str, TopicRows] = {}  # one transaction sends a key to one partition, whatever is added
-        self._without_key: dict[str, int] = {}
+        self._without_key: dict[tuple[str, int], int] = {}
         self._headers: dict[tuple[tuple[str, bytes | None], ...], bytes] = {}
         self._taken: list[tuple[Sequence[Output], int, int] | _Changes] = []
 
@@ -114,7 +114,7 @@ class EncodedRecords:
             return False
         partition = output.partition
         if partition == -1:
-            partition = self._partition(topic.placement, output.key)
+            partition = self._partition(topic.placement, output)
         rows = topic.rows.get(partition)
         if rows is None:
             rows = topic.rows[partition] = Rows()
@@ -168,7 +168,7 @@ class EncodedRecords:
             return RecordRefused(f"{where}, key {shown_key(key)}: _UNKNOWN_PARTITION: partitions count from 0")
         if output.partition == -1 and key is not None and (known := self._topic(topic)) is not None:
             try:
-                self._partition(known.placement, key)
+                self._partition(known.placement, output)
             except NotPlaced as error:
                 return RecordRefused(str(error))
         return None
@@ -214,7 +214,7 @@ class EncodedRecords:
             for output in outputs[start:end]:
                 if output.topic != topic:
                     continue
-                chosen = output.partition if output.partition != -1 else self._partition(placement, output.key)
+                chosen = output.partition if output.partition != -1 else self._partition(placement, output)
                 if chosen == partition:
                     if index == 0:
                         return output
@@ -237,13 +237,19 @@ class EncodedRecords:
                     found.append(index)
         return found
 
-    def _partition(self, placement: Placement, key: bytes | None) -> int:
+    def _partition(self, placement: Placement, output: Output) -> int:
+        key = output.key
         if key is not None:
             found = placement.places.get(key)
             return placement.place(key) if found is None else found
-        chosen = self._without_key.get(placement.topic)  # one per transaction: fewer and larger batches
+        if placement.null_keys == "cause":
+            return output.origin_partition % placement.count
+        # One per transaction: fewer and larger batches. Or one per record, remembered for ``output_at``: its outputs
+        # are kept here, so that no other one has the same id.
+        which = placement.topic, id(output) if placement.null_keys == "spread" else 0
+        chosen = self._without_key.get(which)
         if chosen is None:
-            chosen = self._without_key[placement.topic] = placement.next_without_key()
+            chosen = self._without_key[which] = placement.next_without_key()
         return chosen
 
     def _encoded(self, headers: Headers | None) -> bytes:

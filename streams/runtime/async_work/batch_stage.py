@@ -288,7 +288,7 @@ class BatchStage(ItemsStage[list[BatchItem[Any]], _BatchWork]):
         part.is_wanted = False
         item, work = part.item, part.work
         if isinstance(outcome, BaseException):
-            item.result, item.error = None, outcome if isinstance(outcome, Exception) else cancelled_inside(outcome)
+            item.result, item.error = None, cancelled_inside(outcome)
             work.attempts = max(work.attempts, attempts)
             self._batches.hold(part, self._loop.time())  # until the turn of its event is over
             work.held.append(part)

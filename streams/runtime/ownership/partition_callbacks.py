@@ -164,7 +164,7 @@ class PartitionCallbacks:
 
     def _raised(self, moment: str, function: Function, change: PartitionChange, error: BaseException) -> None:
         # Passed on, a cancellation would end what calls this, a take-over or a barrier, without a word.
-        found = error if isinstance(error, Exception) else cancelled_inside(error)
+        found = cancelled_inside(error)
         self._failed(moment, f"{_named(function)} failed", change, repr(found), found)
 
     def _failed(

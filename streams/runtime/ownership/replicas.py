@@ -8,6 +8,7 @@ that is discarded meanwhile is freed afterwards.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -29,6 +30,7 @@ from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.keeping.on_disk import load_after_snapshot, open_for, refuse_without_folder
 from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
+from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.reading.log_follower import FROM_START
 from streams.runtime.signal import Broadcast
@@ -293,8 +295,8 @@ class Replicas:
                 copy.kept = open_for(keeper, copy.store, copy.partition, copy.restore, copy.loads)
                 if copy.kept is not None and copy.kept.point is not None:
                     copy.begin_from(copy.kept.point)
-        except Exception as error:
-            failure = error
+        except (Exception, asyncio.CancelledError) as error:  # which would end the thread without a word
+            failure = cancelled_inside(error)
         with self._lock:
             copy.awaited = False
             copy.busy = failure is not None and not copy.is_discarded  # its store is not to be taken as it is
@@ -372,8 +374,8 @@ class Replicas:
             if records:
                 copy.receive(records)  # the user's code: without the lock, or a slow store would hold up the loop
                 copy.as_of_ms = min(now_ms, max(copy.as_of_ms, copy.timestamp_ms))  # a clock may be set back
-        except Exception as error:
-            failure = error
+        except (Exception, asyncio.CancelledError) as error:
+            failure = cancelled_inside(error)
         with self._lock:
             copy.busy = False
             news, copy.awaited = copy.awaited, False

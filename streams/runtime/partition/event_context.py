@@ -14,8 +14,9 @@ from streams.core.timers import Timer
 from streams.errors import EncodeError, RegistrationError, StoreError
 from streams.events import event_type_of
 from streams.formats.cloudevents import CloudEvent, attributes_of
+from streams.model.own_metrics import MetricKind
 from streams.outcomes import ExecutionState
-from streams.records import Change, Record
+from streams.records import Change, OwnSample, Record
 from streams.runtime.changelog import encode_timer
 from streams.runtime.partition import forwarding, looping
 from streams.runtime.partition.context_fields import ContextFields, outlived, too_large
@@ -114,6 +115,30 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         partition of its key handles it, once, in its own order, before further input. Raises as ``forward``, and
         ``LoopTooLong`` when ``max_loop_hops`` events have led to one another already."""
         looping.loop(self, event, key, headers)
+
+    def count(self, metric: str, amount: float = 1, /, **labels: object) -> None:
+        """Add to a counter of the source's own (``source.metric``). It is exported when this event is committed: once,
+        however often the event is attempted or sent again, and not if it fails. Raises ``StoreError``."""
+        self._sample("counter", metric, amount, labels)
+
+    def observe(self, metric: str, amount: float, /, **labels: object) -> None:
+        """Observe a value in a histogram of the source's own. As ``count``."""
+        self._sample("histogram", metric, amount, labels)
+
+    def _sample(self, kind: MetricKind, metric: str, amount: float, labels: dict[str, object]) -> None:
+        if self._closed:
+            raise outlived("count" if kind == "counter" else "observe", self)
+        router = self._host.router if self._timers is None else self._timers.router
+        known = router.own_metrics.get(metric)
+        if known is None:
+            raise StoreError(f"{self.where}: there is no metric {metric!r}; declare it: source.metric({metric!r}, ...)")
+        value, texts = known.values(kind, amount, labels)
+        self._outputs.append(
+            OwnSample(
+                "", b"", None, None, -1, 0, self.topic_partition.partition, self._origin,
+                name=metric, amount=value, labels=texts,
+            )
+        )  # fmt: skip
 
     def record_change(self, *changes: Change) -> None:
         """Write changes of an own ``StateStore`` to the changelog, in this event's transaction (the last per key

@@ -20,7 +20,6 @@ from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
-from streams.metrics import EventFailed
 from streams.model.tracing import Carrier, EventSpan, carried, stamped, with_context
 from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
@@ -30,6 +29,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import (
     RestartNeeded,
     describe,
+    event_failed,
     of_policy,
     trace_of,
 )
@@ -404,7 +404,7 @@ class Execution:
         partition, host = self._partition, self._host
         attempts, error = failure.attempts, failure.error
         name = record.where if timer is None else f"{timer.title} of {partition.topic_partition}"
-        host.measure(EventFailed(partition.partition, record.offset, describe(error), decision.value))
+        host.measure(event_failed(record, error, decision.value, host.router.routes if route is None else None))
         if route is None:  # its error begins with the place
             text = f"{describe(error)}; the record cannot be read"
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
@@ -13,6 +13,7 @@ from streams.core.origin import Origin
 from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused, StateUnreadable
 from streams.logs import Trace, exception_info
+from streams.metrics import EventFailed
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TypedRecord
 
 _log = logging.getLogger(__name__)
@@ -32,9 +33,11 @@ class TakenBack(Exception):
     done again after the restart."""
 
 
-def cancelled_inside(error: BaseException) -> RuntimeError:
-    """Wrap a ``CancelledError`` that is not ours as an error like any other: passed on, it would end the partition's
-    task silently."""
+def cancelled_inside(error: BaseException) -> Exception:
+    """Wrap a ``CancelledError`` that is not ours as an error like any other: passed on, it would end a task or a thread
+    silently. An ``Exception`` is returned as it is."""
+    if isinstance(error, Exception):
+        return error
     wrapped = RuntimeError(
         "the function met a cancellation that is not its own: it awaited something that was cancelled"
     )
@@ -92,6 +95,24 @@ def unreadable_state(error: BaseException) -> StateUnreadable | None:
             return found
         found = found.__cause__ or found.__context__
     return None
+
+
+def event_failed(
+    record: IncomingRecord, error: BaseException, response: str, routes: Mapping[bytes, object] | None
+) -> EventFailed:
+    """Measure an event that has failed for good; ``routes``: its record cannot be read."""
+    unread = "" if routes is None else _unread(record, routes)
+    is_state = unreadable_state(error) is not None
+    return EventFailed(record.partition, record.offset, describe(error), response, record.topic, unread, is_state)
+
+
+def _unread(record: IncomingRecord, routes: Mapping[bytes, object]) -> str:
+    if record.value is None:
+        return "null"
+    if isinstance(record, TypedRecord) and record.is_refused:
+        return "refused"
+    name = record.header(TYPE_HEADER)
+    return "untyped" if name is None else "value" if name in routes else "unknown_type"
 
 
 def trace_of(error: BaseException) -> Trace | None:

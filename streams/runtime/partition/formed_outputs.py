@@ -35,9 +35,10 @@ class FormedOutputs:
         self._ctx = ctx
         self._forms = forms
         self._outputs = ctx._outputs
-        self._first = len(ctx._outputs)
+        # Not by the length of the list: those of earlier events are taken out while a handler awaits (``Unit.split``).
+        self._sent = 0
         if getattr(ctx, "_has_turn", False):  # a handler that has run ahead of its turn: all of the list is its own
-            sent, self._first = [*ctx._outputs], 0
+            sent = [*ctx._outputs]
             ctx._outputs.clear()
             for output in sent:
                 self.append(output)
@@ -47,11 +48,12 @@ class FormedOutputs:
         # A ready ``Record`` is sent as it is: only events have our header.
         if form is not None and headers and headers[0][0] == TYPE_HEADER:
             cause, time_ms = self._cause()
-            event_id = f"{cause}/{len(self._outputs) - self._first}"
+            event_id = f"{cause}/{self._sent}"
             output.value, output.headers = form.written(output.value, headers, event_id, time_ms)
             if len(output.value or b"") > self._ctx._limit:
                 raise too_large(output.topic, len(output.value or b""), self._ctx._limit)
         self._outputs.append(output)
+        self._sent += 1
 
     def _cause(self) -> tuple[str, int]:
         """Return the name of what has sent the event, and its time in milliseconds (-1: it has none)."""
@@ -80,4 +82,6 @@ class FormedOutputs:
         self._outputs[place] = output
 
     def __delitem__(self, places: slice) -> None:
+        before = len(self._outputs)
         del self._outputs[places]
+        self._sent -= before - len(self._outputs)  # what a window has sent that could not be reported

@@ -64,7 +64,10 @@ class HotPath:
             if behind == position:
                 break
             position, error = plain_slice.run(partition, host, records, behind, stop)
-        self.size = next_size(self.size, now() - began)
+        ended = now()
+        self.size = next_size(self.size, ended - began)
+        if position > start:
+            partition.last_handled = records[position - 1], ended
         if inputs is not None:
             # Near what was plain this time: records behind one that is not plain are merged in vain.
             self.merged_size = min(self.size, max(LEAST_MERGED, 2 * position))

@@ -32,6 +32,7 @@ class Inbox:
         self._partition = partition
         self._batches: deque[list[IncomingRecord]] = deque()
         self._taken = 0  # of the first batch
+        self._under_way: list[IncomingRecord] = []  # taken last
         self._unhandled: deque[tuple[int, int]] = deque()  # (records, bytes) of each batch, less what is handled of it
         self._interjections: deque[Interjection] = deque()
         self._wake = wake
@@ -79,7 +80,8 @@ class Inbox:
 
     def take(self) -> list[IncomingRecord]:
         """Take the next batch. Its records stay counted until ``handled``."""
-        return self._batches.popleft()
+        self._under_way = self._batches.popleft()
+        return self._under_way
 
     @property
     def next_batch(self) -> tuple[list[IncomingRecord], int]:
@@ -92,7 +94,12 @@ class Inbox:
         batch, start = self.next_batch
         records = run_length(batch, start, len(batch), until_ms)
         self.skip(records)
-        return batch[start : start + records]
+        self._under_way = batch[start : start + records]
+        return self._under_way
+
+    def oldest(self, offset: int) -> IncomingRecord | None:
+        """Return the first record from this offset on that is here, if there is one; it may be under way."""
+        return next((record for record in self._under_way if record.offset >= offset), self.first)
 
     def skip(self, records: int) -> None:
         """Take so many records of the next batch, which were read there."""
@@ -133,6 +140,8 @@ class Inbox:
         """Give back the room of the first ``records`` records."""
         size = self._size_of_first(records)
         self.records -= records
+        if not self.records:
+            self._under_way = []  # not kept for as long as nothing comes
         self.size -= size
         # Some may be counted no more: those that were queued when the partition was paused.
         self._uncount(min(records, self.counted), min(size, self.counted_size))

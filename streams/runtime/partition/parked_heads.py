@@ -22,12 +22,12 @@ from streams.core.policy import Decision, Failure, apply_error_policy
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.errors import EventFailure
-from streams.metrics import EventFailed, HeadTried
+from streams.metrics import HeadTried
 from streams.outcomes import Retry
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution, Handle
-from streams.runtime.partition.failures import RestartNeeded, describe
+from streams.runtime.partition.failures import RestartNeeded, describe, event_failed
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.heads_ahead import HeadsAhead, resume
 from streams.runtime.partition.host import Host
@@ -241,7 +241,7 @@ class ParkedHeads:
         partition, host = self._partition, self._host
         outcome = decision.value if decision is not Decision.RETRY else Decision.PARK.value
         host.measure(HeadTried(partition.partition, outcome))
-        host.measure(EventFailed(partition.partition, record.offset, describe(failure.error), outcome))
+        host.measure(event_failed(record, failure.error, outcome, host.router.routes if route is None else None))
         name = record.where if timer is None else f"{timer.title} of {partition.topic_partition}"
         text = (
             f"{name} ({'the record cannot be read' if route is None else route.name}), the first of {len(queue)} "

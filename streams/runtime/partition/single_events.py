@@ -44,6 +44,7 @@ class SingleEvents:
         while full is None or await self._until_room(full):
             try:
                 await self._attempt(record, failure)
+                self._partition.last_handled = record, self._host.now()
                 return 1
             except NoRoom as error:
                 full, failure = error, None

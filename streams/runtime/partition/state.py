@@ -75,6 +75,7 @@ class Partition:
         self.forms = NO_FORMS  # of topics that are written to otherwise than with our headers
         self.timers = timers
         self.timekeeper: Any = None  # of a store that goes by the time of its events (``timekeeping.Timekeeper``)
+        self.last_handled: tuple[IncomingRecord, float] | None = None  # and when, by the loop's clock
         self.failures = KnownFailures()
         self.is_closing = False
 

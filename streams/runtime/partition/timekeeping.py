@@ -20,7 +20,7 @@ from streams.core.policy import Failure
 from streams.core.timers import Timer
 from streams.metrics import OutOfTime
 from streams.outcomes import Retry
-from streams.records import IncomingRecord, TopicPartition, WindowOutput
+from streams.records import IncomingRecord, OwnSample, TopicPartition, WindowOutput
 from streams.runtime.partition.dead_letters import WINDOW
 from streams.runtime.partition.failures import change_too_large
 from streams.runtime.partition.host import Host
@@ -180,7 +180,8 @@ class Timekeeper:
         if self._tries:
             self._tries.pop(origin, None)
         for number in range(sent, len(outputs)):  # a refusal by the broker is the window's failure, too
-            outputs[number] = WindowOutput.of(outputs[number], origin)
+            if not isinstance(outputs[number], OwnSample):
+                outputs[number] = WindowOutput.of(outputs[number], origin)
 
     def tried(self, failed: WindowFailed) -> Failure:
         """Return the failure of a window, with all attempts since the first."""

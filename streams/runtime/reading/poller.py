@@ -47,6 +47,7 @@ class Poller(ReadingThread[LogConsumer]):
         self._paused: frozenset[int] = frozenset()
         self._awaited: frozenset[int] = frozenset()
         self._starved_polls = 0
+        self.received_bytes = 0  # read by the loop, too
         # Under the lock:
         self._outstanding = 0
         self._outstanding_bytes = 0
@@ -131,6 +132,7 @@ class Poller(ReadingThread[LogConsumer]):
             size += own
             if progress.at_end:
                 at_end.append(partition)
+        self.received_bytes += size
         if count < FEW:
             self._pause_seconds = PAUSE_SECONDS
         # The records are counted before they are handed over: the loop may give their room back at once.

@@ -348,8 +348,7 @@ class Following:
         """Decide about a record that a receiver refused: ``True``, another try; ``False``, go on without it. Raises
         ``RecordError``: stop."""
         kind = DecodeError if isinstance(error, DecodeError) else RecordError
-        text = reason(error) if isinstance(error, Exception) else type(error).__name__
-        failure = kind(f"{record.where} can not be received by {who}: {text}")
+        failure = kind(f"{record.where} can not be received by {who}: {_text_of(error)}")
         failure.__cause__ = error
         policy = self._on_error
         if isinstance(policy, Retry):
@@ -372,14 +371,18 @@ class Following:
     def _answer(self, callback: Callable[..., object], record: IncomingRecord, failure: RecordError) -> object:
         try:
             return callback(record, failure)
-        except Exception as error:
-            raise RecordError(f"{failure}; and on_error failed: {reason(error)}") from error
+        except BaseException as error:  # as above
+            raise RecordError(f"{failure}; and on_error failed: {_text_of(error)}") from error
 
     def _fail(self, partition: int, epoch: int, error: Exception) -> None:
         with self._lock:
             current = self._followed[partition].epoch == epoch and not self._ended.is_set()
         if current:
             self._failed(partition, error)
+
+
+def _text_of(error: BaseException) -> str:
+    return reason(error) if isinstance(error, Exception) else type(error).__name__
 
 
 def _shown_seconds(seconds: float) -> str:

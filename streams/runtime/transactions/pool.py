@@ -27,7 +27,6 @@ from streams.core.runs import Run, name_input
 from streams.core.transaction import Transaction, TransactionState, Waiter
 from streams.errors import TransactionFailed
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
-from streams.metrics import TransactionSettled
 from streams.model.group import GroupMetadata
 from streams.records import Change, Output
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, OffsetRecord, ReleaseMarker
@@ -301,6 +300,8 @@ class TransactionPool:
         if txn.state is TransactionState.DROPPED:  # its awaited condition was true already: not cancelled in time
             raise TransactionFailed("membership", "LOST", "lost", "dropped while it was being sent")
         await self._slot_of[txn.serial].flush(records, self._offsets_of(txn), partial(self._fence, txn))
+        if self._config.metrics_handler is not None:
+            txn.sizes = records.sizes()
         if self._config.state.folder:
             ends = records.ends()
             for partition, cut in txn.cuts.items():
@@ -400,21 +401,6 @@ class TransactionPool:
         if slot is not None:
             self.slots.replace(slot)
         return slot
-
-    def measure(self, txn: Transaction, committed: bool) -> TransactionSettled:
-        """Measure a settled transaction."""
-        now = self._now()
-        return TransactionSettled(
-            committed=committed,
-            attempts=txn.attempts,
-            events=txn.events,
-            outputs=len(txn.outputs),
-            changes=sum(len(cut.changes) for cut in txn.cuts.values()),
-            partitions=len(txn.cuts),
-            open_seconds=txn.sealed_at - txn.opened_at,
-            commit_seconds=now - txn.sealed_at,
-            flush_seconds=0.0 if txn.flushed_at is None else txn.flushed_at - txn.sealed_at,
-        )
 
 
 class MergingPool(TransactionPool):

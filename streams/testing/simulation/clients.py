@@ -17,7 +17,7 @@ from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
-from streams.model.partitioners import PlaceOf
+from streams.model.partitioners import NullKeys, PlaceOf
 from streams.model.topics import SentTo, TopicSpec
 from streams.records import IncomingRecord
 from streams.runtime.ports import Input, Polled
@@ -58,8 +58,8 @@ class SimConnections:
         finally:
             worker.abandon()
 
-    def place_by(self, partitioners: Mapping[str, PlaceOf]) -> None:
-        self._cluster.partitioner_of = partitioners.get
+    def place_by(self, partitioners: Mapping[str, PlaceOf], null_keys: Mapping[str, NullKeys]) -> None:
+        self._cluster.partitioner_of, self._cluster.null_keys_of = partitioners.get, null_keys.get
 
     def records(self, topics: SentTo | None = None) -> EncodedTransaction:
         return EncodedTransaction(self._cluster, self.config.timeouts.call_timeout_seconds, topics)
@@ -165,7 +165,7 @@ class SimInput:
         self._epochs: dict[int, int] = {}
         self._paused: set[int] = set()
         self._reported: dict[int, int] = {}  # partition -> the end that was reported last
-        self._outstanding = 0
+        self._outstanding = self.received_bytes = 0
         self._arrives_at = self._thawed = 0.0
         self._closed = self._polling = False
         process.world.inputs.append(self)
@@ -277,6 +277,7 @@ class SimInput:
             process.passes("poll.after")
             if not process.dead:
                 sizes = {partition: size_of_records(records) for partition, records in batch.items()}
+                self.received_bytes += sum(sizes.values())
                 self._deliver(Polled(batch, sizes, epochs, at_end))
 
 
