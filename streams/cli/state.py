@@ -16,6 +16,8 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
 from streams.cli.console import complain, emit, plain_table
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
+from streams.cli.state_history import history
+from streams.cli.state_past import AsOf
 from streams.cli.state_queries import (
     AskOwner,
     AtLeast,
@@ -121,6 +123,7 @@ def get(
     key: Annotated[str, typer.Argument(help="Key, as shown by `scan`: o1, 17, or JSON.")],
     partition: _Partition = None,
     folder: _Folder = "",
+    as_of: AsOf = "",
     raw: Annotated[bool, typer.Option("--raw", help="Write only the stored bytes of the value.")] = False,
     ask_owner: AskOwner = False,
     at_least: AtLeast = None,
@@ -134,7 +137,7 @@ def get(
 
     Exit codes: 0 shown; 1 no such key, no changelog, no such folder, or no broker or owner answers; 2 wrong usage.
     """
-    if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder):
+    if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder or as_of):
         if raw:
             raise typer.BadParameter("--raw and --ask-owner exclude each other: an owner answers with values")
         rows, absence = get_of_owner(named_source(source), bootstrap_servers, key, partition, options, timeout)
@@ -143,7 +146,9 @@ def get(
         if not rows:
             raise typer.Exit(1)
         return
-    found = _entries(named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name == key)
+    found = _entries(
+        named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name == key, as_of
+    )
     if raw:
         if len(found) != 1:
             numbers = ", ".join(str(entry.partition) for entry in found)
@@ -173,6 +178,7 @@ def scan(
     prefix: Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.")] = "",
     partition: _Partition = None,
     folder: _Folder = "",
+    as_of: AsOf = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")] = 100,
     ask_owner: AskOwner = False,
     max_staleness: MaxStaleness = None,
@@ -184,7 +190,7 @@ def scan(
 
     Exit codes: 0 shown; 1 no changelog, no such folder, or no broker or owner answers; 2 wrong usage.
     """
-    if _asks(options := OwnerOptions(ask_owner, None, max_staleness, False), folder):
+    if _asks(options := OwnerOptions(ask_owner, None, max_staleness, False), folder or as_of):
         if partition:
             raise typer.BadParameter("--partition and --ask-owner exclude each other here: all owners answer")
         rows = scan_of_owners(named_source(source), bootstrap_servers, prefix, options, limit, timeout)
@@ -193,7 +199,7 @@ def scan(
             complain(f"{limit:,} keys are shown, and there are more: raise --limit, or use --prefix")
         return
     found = _entries(
-        named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name.startswith(prefix)
+        named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name.startswith(prefix), as_of
     )
     shown = found[:limit]
     emit({"keys": len(found), "entries": [_facts(entry) for entry in shown]}, json, lambda: _entry_table(shown))
@@ -203,7 +209,7 @@ def scan(
 
 def _asks(options: OwnerOptions, folder: str) -> bool:
     if folder and options.check():
-        raise typer.BadParameter("--folder and --ask-owner exclude each other")
+        raise typer.BadParameter("--folder and --as-of exclude --ask-owner")
     return options.check()
 
 
@@ -228,7 +234,7 @@ def _answered(rows: list[dict[str, Any]]) -> Text:
 
 app.command("import")(import_)
 app.command("set-time")(set_time)
-for command in (export, diff, verify, snapshot, restore, migrate, forget, drop, repair):
+for command in (history, export, diff, verify, snapshot, restore, migrate, forget, drop, repair):
     app.command()(command)
 
 
@@ -290,10 +296,14 @@ def _entries(
     wanted: list[int] | None,
     folder: str,
     takes: Callable[[str], bool],
+    as_of: str = "",
 ) -> list[_Entry]:
-    """The entries whose keys are taken, in order."""
+    """The entries whose keys are taken, in order. ``as_of``: as they were at this place."""
     store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
     last: dict[tuple[int, bytes], IncomingRecord] = {}
+
+    def about(key: bytes) -> bool:
+        return not key.startswith(RESERVED_KEY_PREFIX) and takes(one_line(decoded(store, "decode_key", key)[0]))
 
     def receive(number: int, records: list[IncomingRecord]) -> None:
         for record in records:
@@ -302,11 +312,11 @@ def _entries(
                 continue
             if record.value is None:
                 last.pop((number, key), None)
-            elif (number, key) in last or takes(one_line(decoded(store, "decode_key", key)[0])):
+            elif (number, key) in last or about(key):
                 last[number, key] = record
 
     try:
-        with opened(source, servers, timeout, wanted, folder) as (_, read):
+        with opened(source, servers, timeout, wanted, folder, as_of, about) as (_, read):
             read(receive)
         found = [_entry(record, store) for record in last.values()]
     finally:

@@ -25,7 +25,10 @@ from streams.sak.harmless import harmless
 from streams.source.event_source import EventSource
 
 _SHOWN: Final = 20
-_SIDES: Final = "changelog, folder, folder:DIR, snapshots, snapshots:ADDRESS, or a file of `kes state export`"
+_SIDES: Final = (
+    "changelog, changelog:PLACE (as it was), folder, folder:DIR, snapshots, snapshots:ADDRESS, or a file of `kes state "
+    "export`"
+)
 _Partition = Annotated[
     list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition. Repeatable.")
 ]
@@ -109,13 +112,15 @@ def diff(
     timeout: Timeout = 30.0,
     json: Json = False,
 ) -> None:
-    """Compare two copies of the state, key by key and byte by byte. Both are read up to the end of the changelog first.
+    """Compare two copies of the state, key by key and byte by byte. Both are read up to the end of the changelog first,
+    unless one of them is the state as it was.
 
     Exit codes: 0 equal; 1 different, no such state, or no broker answers; 2 wrong usage.
     """
     found = named_source(source)
     sides = [state_of(found, side, bootstrap_servers, timeout, partition) for side in (a, b)]
-    first, second = read_on(found, sides, bootstrap_servers, timeout)
+    is_past = any(side.startswith("changelog:") for side in (a, b))
+    first, second = sides if is_past else read_on(found, sides, bootstrap_servers, timeout)
     store = make_store(found.program().store_factory, TopicPartition(found.config.topic, 0))
     rows: list[dict[str, Any]] = []
     count = 0

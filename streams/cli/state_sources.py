@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import typer
 
-from streams.cli.cluster import admin_of
+from streams.cli.cluster import admin_of, config_at
 from streams.cli.console import complain
 from streams.cli.folders import Receive, partitions_on_disk, read_partitions
+from streams.cli.state_past import Past, place_of
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.manifests import Manifest, SnapshotRefused
 from streams.core.parking import PREFIX, BrokenQueue, ParkedKeys
 from streams.core.timers import Timer
 from streams.errors import DecodeError, OffsetError, StoreError, TopicError
+from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.looks.addresses import brokers
@@ -36,22 +39,36 @@ from streams.stores import Stores
 
 @contextmanager
 def opened(
-    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None, folder: str
+    source: EventSource[Any],
+    servers: str,
+    timeout: float,
+    wanted: list[int] | None,
+    folder: str,
+    as_of: str = "",
+    about: Callable[[bytes], bool] = lambda key: True,
 ) -> Iterator[tuple[list[int], Callable[[Receive], None]]]:
-    """The partitions, and a function that reads them: from a folder, if one is named, else from the changelog."""
+    """The partitions, and a function that reads them: from a folder, if one is named, else from the changelog.
+    ``as_of``: as they were at this place; ``about``: the keys that have to be exact."""
+    if folder and as_of:
+        raise typer.BadParameter("a folder has the state of now: --as-of needs the changelog", param_hint="--as-of")
     if folder:
         numbers = partitions_on_disk(source, folder, wanted)
         yield numbers, lambda receive: read_partitions(source, folder, numbers, receive)
     else:
-        with _changelog(source, servers, timeout, wanted) as found:
+        with _changelog(source, servers, timeout, wanted, as_of, about) as found:
             yield found
 
 
 @contextmanager
 def _changelog(
-    source: EventSource[Any], servers: str, timeout: float, wanted: list[int] | None
+    source: EventSource[Any],
+    servers: str,
+    timeout: float,
+    wanted: list[int] | None,
+    as_of: str,
+    about: Callable[[bytes], bool],
 ) -> Iterator[tuple[list[int], Callable[[Receive], None]]]:
-    """The partitions, and a function that reads everything that is committed in them now."""
+    """The partitions, and a function that reads everything that is committed in them now, or was at a place."""
     config = source.config
     addresses, topic = brokers(servers, config), config.changelog
     settings = ClientSettings(addresses, config.client_settings, client_id="kes-state")
@@ -62,6 +79,25 @@ def _changelog(
         for number in set(wanted or ()) - marks.keys():
             raise TopicError(f"topic {topic} has the partitions 0 to {len(marks) - 1}, not {number}")
         spans = {number: (marks[number].start, marks[number].stable) for number in sorted(wanted or marks)}
+        if as_of:
+            place = place_of(as_of, config.topic)
+            named = {number for _, number in place.offsets} or spans.keys()
+            pasts = {number: Past(number, place, about) for number in spans if number in named}
+            for number in pasts:
+                if spans[number][0]:
+                    raise OffsetError(f"{topic}[{number}]: records below {spans[number][0]} were deleted")
+            spans = {number: spans[number] for number in pasts}
+            reader.read(
+                topic,
+                spans,
+                lambda number, records: pasts[number].receive(records),
+                stalled_after_seconds=timeout,
+                cancelled=lambda: False,
+            )
+            with GroupChecks(config_at(servers, source), seconds=timeout) as checks:
+                for number, past in pasts.items():
+                    past.check(f"{topic}[{number}]", partial(checks.has_holes, topic, number))
+            spans = {number: (0, past.cut) for number, past in pasts.items()}
 
         def read(receive: Receive) -> None:
             progress = OffsetProgress(f"reading {topic}", spans)
@@ -132,20 +168,21 @@ class ExportedLine(msgspec.Struct, omit_defaults=True, kw_only=True):
 def state_of(
     source: EventSource[Any], side: str, servers: str, timeout: float, wanted: list[int] | None
 ) -> dict[int, StateAt]:
-    """Return the state at ``side``: ``changelog``, ``folder``, ``folder:DIR``, ``snapshots``, ``snapshots:ADDRESS``, or
-    the path of an export. Raises ``StreamsError``."""
+    """Return the state at ``side``: ``changelog``, ``changelog:PLACE`` (as it was), ``folder``, ``folder:DIR``,
+    ``snapshots``, ``snapshots:ADDRESS``, or the path of an export. Raises ``StreamsError``."""
     kind, _, where = side.partition(":")
     if kind == "snapshots":
         return _from_snapshots(source, where, servers, timeout, wanted)
     if kind not in ("changelog", "folder"):
         return from_export(Path(side), wanted)
     folder = (where or folder_of(source)) if kind == "folder" else ""
+    as_of = where if kind == "changelog" else ""
     found: dict[int, StateAt] = {}
 
     def receive(number: int, records: list[IncomingRecord]) -> None:
         found[number] = found[number].after(records)
 
-    with opened(source, servers, timeout, wanted, folder) as (numbers, read):
+    with opened(source, servers, timeout, wanted, folder, as_of) as (numbers, read):
         found.update({number: StateAt(-1, {}) for number in numbers})
         read(receive)
     return found

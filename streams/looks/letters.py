@@ -138,7 +138,9 @@ class Letter(NamedTuple):
         """Return it as the record that it was, so that its source's rule gives it a type again. Events of timers have
         our headers, and no rule is about them."""
         topic = "" if "timer" in self.facts else self.facts.get("topic", "")
-        return msgspec.structs.replace(self.record, topic=topic, headers=self.own_headers)
+        offset = number_in(self.facts.get("offset", ""))
+        offset = self.record.offset if offset is None else offset
+        return msgspec.structs.replace(self.record, topic=topic, offset=offset, headers=self.own_headers)
 
     @property
     def own_headers(self) -> Headers:

@@ -17,12 +17,12 @@ import pytest
 
 from streams.broker import KafkaBroker, KafkaCluster
 from tests.broker import bank
-from tests.broker.battery_kit import ENDLESS, Bank, Worker, wait_until
+from tests.broker.battery_kit import ENDLESS, QUICK, Bank, Worker, wait_until
 from tests.broker.kafka_versions import kafka_of
 from tests.broker.releases import BEFORE, unpack
 from tests.broker.test_battery_outages import forget_the_group
 from tests.broker.test_battery_parked import ParkedBank, parked_bank
-from tests.broker.test_kept_stores import LOADED, QUICK, restored
+from tests.broker.test_kept_stores import LOADED, restored
 from tests.soak.kit import Watch, bank_on
 
 pytestmark = [pytest.mark.broker, pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(480)]
@@ -102,22 +102,19 @@ def test_members_of_both_codes_share_a_group(bank_group: Bank, before: Path, tmp
 
 
 @pytest.mark.parametrize("membership", ["broker"])
-def test_members_of_both_codes_share_a_group_of_the_brokers_protocol(bank_group: Bank, before: Path) -> None:
-    """That of before spoke it by librdkafka. Both orders, and each takes over from the other after a kill."""
+def test_a_group_of_the_brokers_protocol_is_stopped_for_the_upgrade(bank_group: Bank, before: Path) -> None:
+    """That of before spoke it by librdkafka, whose ids any program has: this one does not join it, and it goes on."""
     new = {"BANK_SESSION_SECONDS": "6"}
-    old = {**new, "PYTHONPATH": str(before)}
     load = bank_group.load(ENDLESS, KEYS, 2, 400)
-    first, second = bank_group.start("first", **old), bank_group.start("second", **new)
-    share_evenly(first, second)
-    first.kill()  # with a transaction open, or not
-    wait_until(lambda: second.works_on() == bank.PARTITIONS, "this code took over from that of before")
-    first = bank_group.start("first", **old)
-    share_evenly(first, second)
-    second.kill()
-    wait_until(lambda: first.works_on() == bank.PARTITIONS, "the code of before took over from this one")
-    second = bank_group.start("second", **new)
-    share_evenly(first, second)
+    first = bank_group.start("first", **new, PYTHONPATH=str(before))
+    wait_until(lambda: first.works_on() == bank.PARTITIONS, "the code of before has everything")
+    refused = bank_group.start("second", **new)
+    wait_until(lambda: not refused.running, "this code refuses the group")
+    assert refused.said("other programs are members of it (first at ")
+    assert first.works_on() == bank.PARTITIONS
+    bank_group.wait_progress()
     assert first.stop() == 0
+    second = bank_group.start("second", **new)
     wait_until(lambda: second.works_on() == bank.PARTITIONS, "this code has everything")
     load.stop()
     bank_group.wait_handled()

@@ -32,8 +32,11 @@ class Log:
     def __init__(self, servers: str) -> None:
         self.servers = servers
         self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+        self._producer = self._made()
+
+    def _made(self) -> Producer:
         # Idempotent: without it a batch that is sent again at first comes behind later ones.
-        self._producer = Producer({"bootstrap.servers": servers, "log_level": 0, "enable.idempotence": True})
+        return Producer({"bootstrap.servers": self.servers, "log_level": 0, "enable.idempotence": True})
 
     def send(self, topic: str, values: Iterable[Any], partitions: int = 1, **more: Any) -> None:
         """Value n goes to partition n modulo ``partitions``."""
@@ -80,8 +83,7 @@ class Log:
     def grow(self, topic: str, partitions: int) -> None:
         self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
         until(lambda: len(self._admin.list_topics(topic, timeout=10).topics[topic].partitions) == partitions, topic)
-        # The producer before does not know them yet.
-        self._producer = Producer({"bootstrap.servers": self.servers, "log_level": 0, "enable.idempotence": True})
+        self._producer = self._made()  # the one before does not know them yet
 
     def delete_up_to(self, topic: str, offset: int) -> None:
         place = TopicPartition(topic, 0, offset)
@@ -93,6 +95,7 @@ class Log:
 
     def make_again(self, topic: str, partitions: int = 1) -> None:
         self.delete(topic)
+        self._producer = self._made()  # the one before may know that the topic is gone, and fail what is sent, unseen
         deadline = time.monotonic() + 60
         while True:
             try:

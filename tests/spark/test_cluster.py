@@ -56,7 +56,7 @@ def test_executors_killed_while_they_write(
         rows_per_batch=trial.events // 5,
         settings={**cluster.settings, **SPECULATION},
         task_faults=("kill-executor", "slow"),
-        slow_seconds=30.0,
+        slow_seconds=60.0,  # at most: the copy ends it
         write_options=staging if in_files else {},
     )
     trial.start(spec=spec).must_finish(900)

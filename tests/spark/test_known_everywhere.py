@@ -196,6 +196,7 @@ def test_the_package_is_imported_without_java_but_not_with_an_older_pyspark(tmp_
 
 @pytest.mark.nightly
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("tasks", ["java"], indirect=True)
 def test_a_table_of_hives_catalog(servers: str, make_topic: MakeTopic, tmp_path: Path, tasks: str) -> None:
     """A metastore in a folder. The options that were given when the table was made are there in a later session."""

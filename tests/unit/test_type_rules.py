@@ -16,6 +16,8 @@ from streams.formats import ByField, ByFunction, ByHeader, Deleted, Only, TypeRu
 from streams.looks.letters import Letter
 from streams.looks.records import Decoder
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, TypedRecord
+from streams.runtime.partition.dead_letters import dead_letter
+from streams.runtime.partition.execution import _stamped
 from streams.runtime.replay import PartitionReplay
 from streams.testing import TestDriver
 
@@ -211,11 +213,13 @@ def test_a_backlog_with_our_headers_is_read_by_the_rule_alone() -> None:
 def test_a_letter_has_the_bytes_and_headers_that_came_and_the_type_in_a_header_of_ours() -> None:
     source = source_of(BY_FIELD, [], error_policy=DEAD_LETTER)
     with TestDriver(source) as driver:
+        driver.send_record(Record("orders", PLACED, b"k"))
         driver.send_record(Record("orders", b'{"kind":"placed","order":"bad"}', b"k", [("x", b"1")]))
         [record_] = driver.dead_letters()
         letter = Letter(record_, 0, False)
         assert (record_.value, letter.own_headers) == (b'{"kind":"placed","order":"bad"}', [("x", b"1")])
         assert letter.type == "shop.Placed"
+        assert letter.as_received.where == "orders[0]@1"  # and not its own place
         read = Decoder(source).content(letter.as_received)
         assert (read.type, read.value, read.problem) == ("shop.Placed", {"order": "bad"}, "")
 
@@ -355,3 +359,11 @@ def test_looking_at_a_record_does_as_the_source_does() -> None:
     assert "finds no type" in decoder.content(record(b"{}")).problem
     assert decoder.has_rule("orders")
     assert not decoder.has_rule("other")
+
+
+def test_the_letter_of_a_traced_event_carries_the_trace_and_not_the_type() -> None:
+    carrier = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
+    stamped = _stamped(BY_FIELD.typed(record(PLACED, ("x", b"1"))), carrier)
+    letter = dead_letter("dead", stamped, ValueError("no"), 1, 0)
+    assert [name for name, _ in letter.headers or [] if not name.startswith("__kes_dlq")] == ["traceparent", "x"]
+    assert ("__kes_dlq_type", b"shop.Placed") in (letter.headers or [])

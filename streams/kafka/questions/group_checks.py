@@ -252,6 +252,10 @@ class GroupChecks:
         """Check of each partition with records whether the last batch is one of a transaction."""
         return RawLogs(self._client).end_transactional(topic, ends, self._deadline())
 
+    def has_holes(self, topic: str, partition: int, start: int, end: int) -> bool:
+        """Check whether records of a topic between these offsets are gone."""
+        return RawLogs(self._client).has_holes(topic, partition, start, end, self._deadline())
+
     def refuse_unless_empty(self, topic: str) -> None:
         """Raises ``OffsetError`` when a changelog holds anything committed: state, or a position."""
         found = self.first_record(topic)

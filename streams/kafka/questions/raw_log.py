@@ -121,6 +121,21 @@ class RawLogs(Questions):
 
         return self._client.call(work, deadline)
 
+    def has_holes(self, topic: str, partition: int, start: int, end: int, deadline: float) -> bool:
+        """Check whether records between these offsets are gone: compaction leaves the numbers of the others as they
+        were. Blocks."""
+
+        async def work() -> bool:
+            await self._connected(deadline)
+            expected = start
+            async for batch in self._walk(topic, partition, start, end, deadline):
+                if batch.base > expected or batch.records != batch.last - batch.base + 1:
+                    return True
+                expected = batch.last + 1
+            return expected < end
+
+        return self._client.call(work, deadline)
+
     async def _walk(self, topic: str, partition: int, start: int, end: int, deadline: float) -> AsyncIterator[LogBatch]:
         """Read the batches from ``start`` on, up to ``end`` (exclusive). Raises as ``_until``, also at the
         deadline: less than all of them would prove nothing."""

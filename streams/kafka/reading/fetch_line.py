@@ -82,6 +82,7 @@ class FetchLine:
         if connection is None or connection.lost is not None or now >= connection.expires_at:
             self._opening, self._waited = self._clock.create_task(self._reading.connection(self.node)), 0.0
             return
+        # First those, alone: a Fetch names an offset of each of its partitions.
         beginning = [one for one in wanted if one.next_offset == LOG_START]
         wanted = beginning or wanted
         self._requested = {one.number: (one, one.next_offset) for one in wanted}
@@ -94,6 +95,7 @@ class FetchLine:
         try:
             self._version = connection.version_of(kind, most)
         except LostConnection as failure:
+            # For `take`, which has the pause and the new session; the caller of this one sends to the others, too.
             self._answer = self._clock.create_future()
             self._answer.set_exception(failure)
             return

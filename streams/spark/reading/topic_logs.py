@@ -149,6 +149,7 @@ class LogView:
             self._offsets(topics, latest, limit, stable=ends),
             self._offsets(topics, latest, limit),
         )
+        # Three requests at the same time, so the end may be of a later moment than the high watermark.
         bounds = {place: Bounds(first[place], end[place], max(high[place], end[place])) for place in latest}
         return {
             name: TopicLog(topic_id_text(topics[name].topic_id), {p: bounds[TopicPartition(name, p)] for p in numbers})

@@ -230,7 +230,7 @@ class _Task:
     def _end_partition(self) -> Iterator[Any]:
         replay = self._current
         if replay is None or self._failed:
-            return
+            return  # no position either: with it a caller would go on behind the error
         for change in replay.contents():
             self._rows.add_state(replay.partition, change)
             yield from self._rows.ready()

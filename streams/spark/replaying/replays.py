@@ -117,7 +117,7 @@ def changelog_state(df: DataFrame) -> State:
         .groupBy("partition", "key")
         .agg(f.max_by(f.struct(f.col("value"), kind.alias("type")), "offset").alias("last"))
         .select("partition", "key", "last.*")
-        .where(f.col("value").isNotNull())
+        .where(f.col("value").isNotNull())  # behind the grouping: a deleted key's older value must not come back
         .persist()
     )
     offset = f.get_json_object(f.col("value").cast("string"), "$.offset").cast("long")

@@ -131,6 +131,8 @@ class BatchRequest:
             self._check_other(last)
             return None
         if last.batch == self.batch:
+            # Spark stores a batch's offsets before it runs it, so a batch run again has the rows of the first run.
+            # Another number of rows is the only sign here that two runs have planned it, each its own way.
             if last.rows != self.rows and self.last_written != (self.query, self.batch):
                 raise StreamsError(
                     f"{self}: is in Kafka with {last.rows} rows, and has {self.rows} now: another run has planned it "
@@ -140,6 +142,7 @@ class BatchRequest:
                 )
             return Written(rows=last.rows, at_ms=last.at_ms)
         if last.batch == self.batch - 1:
+            # Only here: a batch that is in Kafka already must be passed over whatever has become of its sources.
             self._check_sources(last.sources)
             return None
         if last.batch > self.batch:
@@ -181,6 +184,8 @@ class BatchRequest:
                 )
 
     def _check_other(self, last: _BatchMetadata) -> None:
+        # Before the batch number: a query that was replaced at its batch 0 still has a `replaceQuery` of its own, with
+        # which it must not take its successor's place.
         if self.query in last.replaced:
             raise StreamsError(
                 f"{self}: query {last.query} has replaced this one ({self.query}) and goes on under this name; this "
