@@ -122,8 +122,8 @@ _NAMES = {
     "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig ParkingConfig PoolConfig QueryConfig "
     "QueueConfig SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK",
     "source": "Answer AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer BlockingEventProducer "
-    "EventProducer EventSource Lookup PartitionChange PostgresSink RecordOptions SinkItem Topology TopologyHandler "
-    "TopologyTopic TransactionRecords",
+    "EventProducer EventSource JobRun Lookup PartitionChange PostgresSink RecordOptions SinkItem Topology "
+    "TopologyHandler TopologyTopic TransactionRecords",
     "statistics": "PartitionStatistics SourceState SourceStatistics",
     "stores": "Heap Index Joined JoinedTable LateItem NamedTable ReadTable SimpleStore Stores Table Update Window "
     "Windows",

@@ -135,6 +135,18 @@ class RecordRefused(RecordError):
     key: bytes | None = None
 
 
+class JobFailed(StreamsError):
+    """A durable job has failed for good, in another process: its error is known by its text only."""
+
+
+class JobCancelled(JobFailed):
+    """An operator has cancelled a durable job."""
+
+
+class JobsFull(StreamsError):
+    """A partition has as many durable jobs as ``SchedulerConfig.max_jobs`` allows, and ``when_full`` is ``"fail"``."""
+
+
 class LoopTooLong(RecordRefused):
     """An event was to be sent to the loop as one of too many that led to one another (``max_loop_hops``)."""
 

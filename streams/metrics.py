@@ -144,6 +144,16 @@ class JobEnded(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class DurableJobEnded(msgspec.Struct, frozen=True):
+    """A durable job of the scheduler ``name`` is over, or waits for more than an attempt. ``outcome``: ``done``,
+    ``failed`` (for good), ``cancelled``, ``queued`` (its end waits behind a parked key), ``parked`` (for an
+    operator)."""
+
+    name: str
+    partition: int
+    outcome: str
+
+
 class CallAbandoned(msgspec.Struct, frozen=True):
     """A blocking call to the broker was given up before it came back. Until it does, it keeps its thread and
     its connections; ``hung``: how many do so now, this one included."""
@@ -175,6 +185,7 @@ Measurement = (
     | TakeOverDone
     | PartitionMoved
     | OffsetMismatch
+    | DurableJobEnded
     | MembershipChanged
     | EventFailed
     | OwnMeasured

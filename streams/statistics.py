@@ -103,6 +103,14 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     parked."""
     parking_full: str = ""
     """The setting of ``ParkingConfig`` whose bound holds up the partition; empty: none does."""
+    jobs: int = 0
+    """Durable jobs that are not over; ``jobs_parked`` wait for an operator, ``jobs_running`` run."""
+    jobs_parked: int = 0
+    jobs_since_ms: int | None = None
+    """Time at which the oldest durable job was started, in milliseconds since the epoch; ``None``: there is none."""
+    jobs_running: int = 0
+    jobs_full: str = ""
+    """The jobs whose bound (``SchedulerConfig.max_jobs``) holds up the partition's input; empty: none do."""
 
     lag_seconds: dict[str, float] = {}
     """By topic: the age of the oldest record that is not committed, by the records' own times; 0.0: it is at the end. A

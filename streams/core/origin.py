@@ -9,6 +9,7 @@ that sent it. Two origins are made per event, so an origin is one integer. This 
 * the event of a timer: a hash of its name and time, below -1;
 * the event of a visited key: a hash of the run and the key, below those of timers; so is that of a window that closes;
 * an attempt at the head of a parked key's queue: a hash of the event and the attempt, below those of visits;
+  so is that of a job's end;
 * a batch of several events: 2**62 plus the origin of the last one.
 """
 
@@ -114,4 +115,4 @@ def describe(origin: Origin, partition: object) -> str:
         return f"the batch of events of {partition} that ends at offset {input_and_offset(batch_end(origin))[1]}"
     if is_event(origin):
         return f"the event {partition}@{input_and_offset(origin)[1]}"
-    return f"an interjection, a timer, a visit, or a parked event, of {partition}"
+    return f"an interjection, a timer, a job, a visit, or a parked event, of {partition}"

@@ -31,6 +31,7 @@ LONGEST_ERROR: Final = 300
 """Letters of the error that a queue's record keeps."""
 _RECORD: Final = 0
 _TIMER: Final = 1
+_RESULT: Final = 2
 _UPDATE: Final = 3
 
 
@@ -40,7 +41,8 @@ class BrokenQueue(ValueError):
 
 class Queued(msgspec.Struct, frozen=True, array_like=True):
     """An event in a queue. ``kind`` 0: an input record; 1: a timer by reference: ``topic`` is its name, and
-    ``timestamp_ms`` its due time; 3: the record of a joined table, whose row is changed: ``old`` is the row before."""
+    ``timestamp_ms`` its due time; 2: the end of a job (``core.jobs.JobEnd``), whose definition ``topic`` names, and
+    whose id is the only header; 3: the record of a joined table, whose row is changed: ``old`` is the row before."""
 
     # The record is an array: the order of the fields is the format.
     v: int
@@ -57,6 +59,15 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
     def of_timer(cls, timer: Timer) -> Queued:
         """Refer to a timer, which stays set."""
         return cls(FORMAT, _TIMER, timer.name, -1, timer.due_ms, None, timer.key, None)
+
+    @classmethod
+    def of_result(cls, jobs: str, job_id: str, since_ms: int, key: bytes | None, value: bytes) -> Queued:
+        """Make the entry of a job's end. Its record is gone, so the entry has all of it."""
+        return cls(FORMAT, _RESULT, jobs, -1, since_ms, (("kes-job-id", job_id.encode()),), key, value)
+
+    @property
+    def is_result(self) -> bool:
+        return self.kind == _RESULT
 
     @property
     def is_timer(self) -> bool:
@@ -86,6 +97,8 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
     @property
     def place(self) -> str:
         """Return what names it among all events of its partition."""
+        if self.is_result:
+            return f"job {self.headers}"
         return f"timer {self.topic}@{self.timestamp_ms}" if self.is_timer else f"{self.topic}@{self.offset}"
 
 
@@ -213,7 +226,7 @@ class Queue:
         """Let the head go: the next one is due at once, or the key is open."""
         state = self.state
         gone = self._without(state.head)
-        if state.head + 1 == state.next:
+        if state.head + 1 == state.next:  # the key opens with the last one, never with the first
             return {self.name: None, **gone}
         size = state.bytes - sum(self.pieces[state.head])
         nexts = QueueState(state.head + 1, state.next, size, state.since_ms, owner=owner)
@@ -229,6 +242,7 @@ class Queue:
     def followed_by(self, queued: Queued, most: int) -> dict[str, Timer | None]:
         """Queue a further event, in pieces of so many bytes at most."""
         pieces, size = _pieces(self.name, self.state.next, queued, most)
+        # The head's time stays, and its record comes first: ``apply`` needs the queue before its events.
         return {**self._with(self.record.due_ms, next=self.state.next + 1, bytes=self.state.bytes + size), **pieces}
 
     def _with(self, due_ms: int, **fields: int | str) -> dict[str, Timer | None]:
@@ -276,7 +290,7 @@ class ParkedKeys:
                 queued = decode_queued(data)
             except msgspec.DecodeError as error:
                 raise BrokenQueue(f"event {number} of the queue {queue.name} cannot be read ({error})") from error
-            if queued.v > FORMAT or queued.kind not in (_RECORD, _TIMER, _UPDATE):
+            if queued.v > FORMAT or queued.kind not in (_RECORD, _TIMER, _RESULT, _UPDATE):
                 raise BrokenQueue(f"event {number} of the queue {queue.name} is of a newer release of this package")
             if queued.queue_name != queue.name:
                 raise BrokenQueue(f"event {number} of the queue {queue.name} is of another key, {queued.key!r}")

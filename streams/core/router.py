@@ -142,6 +142,9 @@ class Router:
         self.default: Route | None = None
         self.visits: dict[str, tuple[Route, str | None]] = {}
         """The visits of the source, by name: the handler, and the table of its store (``None``: the store is one)."""
+        self.jobs: dict[str, Any] | None = {}
+        """The definitions of the source's jobs, by name; without one: two have it. ``None``: of a replay, which starts
+        no jobs."""
         self.tracer: Tracer | None = None
         """What records the spans of events; ``None``: nothing does."""
         self.types: TypesRecords | None = None

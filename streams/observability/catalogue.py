@@ -16,6 +16,7 @@ from streams.metrics import (
     BatchFailed,
     CallAbandoned,
     CallbackFailed,
+    DurableJobEnded,
     EventFailed,
     HeadTried,
     JobEnded,
@@ -130,6 +131,9 @@ JOBS_RETRIED = _counter("kes_job_retries", "Further attempts of jobs.", ("name",
 JOB_SECONDS = _histogram(
     "kes_job_seconds", "Time of a job with its retries, without its wait for a slot.", FAST, ("name",)
 )
+JOBS_ENDED = _counter(
+    "kes_jobs_ended", "Durable jobs that are over, or wait for more than an attempt.", ("name", "outcome")
+)
 REBALANCES = _counter("kes_rebalances", "Rebalances that reached the member.")
 MEMBERSHIPS_LOST = _counter("kes_memberships_lost", "Times that the member lost everything it owned.")
 TAKEOVERS = _counter("kes_takeovers", "Partitions taken over; warm: with a copy of the state.", ("warm",),
@@ -201,6 +205,15 @@ PARKED_FULL = _gauge(
     "kes_parked_full", "1: an event waits for room in the queues of parked keys, and its partition with it.",
     ("partition",),
 )  # fmt: skip
+JOBS_PENDING = _gauge("kes_jobs_pending", "Durable jobs that are not over.", ("partition",))
+JOBS_RUNNING = _gauge("kes_jobs_running", "Durable jobs that run.", ("partition",))
+JOBS_PARKED = _gauge("kes_jobs_parked", "Durable jobs that wait for an operator.", ("partition",))
+JOBS_SINCE = _gauge(
+    "kes_jobs_since_timestamp_seconds", "Time at which the oldest durable job was started.", ("partition",)
+)
+JOBS_FULL = _gauge(
+    "kes_jobs_full", "1: the partition takes no input, because it has as many durable jobs as it may.", ("partition",)
+)
 NEXT_TIMER = _gauge(
     "kes_partition_next_timer_timestamp_seconds", "Time at which the first timer is due.", ("partition",)
 )
@@ -275,6 +288,8 @@ def readings(measurement: Measurement) -> list[Sample]:
             return []  # ``ObservedSource`` has the instruments of its source's own metrics
         case HeadTried(_, outcome):
             return [(HEADS_TRIED, 1, (outcome,))]
+        case DurableJobEnded(name, _, outcome):
+            return [(JOBS_ENDED, 1, (name, outcome))]
         case BatchFailed():
             return [(BATCHES_FAILED, 1, ())]
         case OutOfTime(partition, kind, store, part, items):
@@ -329,6 +344,12 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield PARKED_FULL, bool(each.parking_full), label
         if each.parked_since_ms is not None:
             yield PARKED_SINCE, each.parked_since_ms / 1000, label
+        yield JOBS_PENDING, each.jobs, label
+        yield JOBS_RUNNING, each.jobs_running, label
+        yield JOBS_PARKED, each.jobs_parked, label
+        yield JOBS_FULL, bool(each.jobs_full), label
+        if each.jobs_since_ms is not None:
+            yield JOBS_SINCE, each.jobs_since_ms / 1000, label
         if each.lag is not None:
             yield LAG, each.lag, label
         for one in each.inputs:

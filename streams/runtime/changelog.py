@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.core import parking
+from streams.core import jobs, parking
 from streams.core.timers import Timer
 from streams.errors import OffsetError
 from streams.model.tracing import Carrier
@@ -269,11 +269,15 @@ def encode_timer(timer: Timer) -> bytes:
     """Encode the value of a timer's record."""
     if parking.is_piece(timer.name):
         return timer.value  # as it is: large events would grow by a third as text
-    # Other releases are to refuse a queue: they would handle later events of its key as if it were not there.
-    newest = parking.FORMAT if parking.is_parked(timer.name) else TIMER_FORMAT
     return msgspec.json.encode(
-        TimerRecord(newest, timer.due_ms, timer.type, timer.version, timer.value, timer.key, timer.trace)
+        TimerRecord(_format(timer.name), timer.due_ms, timer.type, timer.version, timer.value, timer.key, timer.trace)
     )
+
+
+def _format(name: str) -> int:
+    # Other releases are to refuse a queue: they would handle later events of its key as if it were not there. And a
+    # job: it would not run as long as they have its partition.
+    return parking.FORMAT if parking.is_parked(name) else jobs.FORMAT if jobs.is_job(name) else TIMER_FORMAT
 
 
 def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
@@ -288,7 +292,7 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     if parking.is_piece(name):
         return name, Timer(name, parking.NEVER_MS, parking.EVENT_TYPE, record.value)
     found = _decode(record, TimerRecord, "timer")
-    newest = parking.FORMAT if parking.is_parked(name) else TIMER_FORMAT
+    newest = _format(name)
     # A newer format is refused, and not passed over: a timer that is not read never fires.
     if found.v > newest:
         raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {newest}")

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from streams.core.jobs import is_job
 from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import Origin
 from streams.core.parking import PREFIX as PARKED
@@ -274,9 +275,10 @@ class PartitionReplay:
                 )
             if change.key.startswith(TIMER_PREFIX) and change.value is not None and not self._ignores_timers:
                 name = change.key[len(TIMER_PREFIX) :].decode()
+                what = "starts a job" if is_job(name) else f"sets the timer {name!r}"
                 raise StreamsError(
-                    f"offset {change.origin}: an event sets the timer {name!r}, and a replay fires none: what it "
-                    "stores and sends would be missing. If they do nothing, pass interjections='ignore'"
+                    f"offset {change.origin}: an event {what}, and a replay fires no timers and runs no such jobs: "
+                    "what they store and send would be missing. If they do nothing, pass interjections='ignore'"
                 )
         return [change for change in changes if not change.key.startswith(TIMER_PREFIX)]
 
@@ -354,6 +356,7 @@ def _described(route: Route) -> tuple[str, ...]:
 def _without_waiting(program: Program) -> Router:
     """Make the same routes, with as many attempts, and no time between them."""
     router = Router()
+    router.jobs = None
     router.types, router.forms, router.own_metrics = program.types, program.forms, program.own_metrics
     for route in program.routes:
         router.add(_copy(route))

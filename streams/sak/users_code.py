@@ -41,9 +41,19 @@ def parameter_types(function: Callable[..., Any]) -> list[Any]:
     Text is looked up where the function was written, and in the function that calls this package (classes that a test
     defines in its body). An annotation that cannot be looked up counts as none.
     """
+    return _annotated(function, lambda bare: list(inspect.signature(bare).parameters))
+
+
+def result_type(function: Callable[..., Any]) -> Any:
+    """Return the annotated type of a function's result (of an ``async def``: of what it is awaited for), as
+    ``parameter_types`` does; ``None`` without one, ``NoneType`` for ``-> None``."""
+    return next(iter(_annotated(function, lambda _: ["return"])), None)
+
+
+def _annotated(function: Callable[..., Any], names_of: Callable[[Any], list[str]]) -> list[Any]:
     bare = _bare(function)
     try:
-        names = list(inspect.signature(bare).parameters)
+        names = names_of(bare)
         written: dict[str, Any] = bare.__annotations__
     except Exception:  # written in C, or an annotation that raises
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,6 +22,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     * ``timeout_seconds`` is the time of one attempt of a job. ``None``: as long as it takes.
     * ``retry`` is the policy for a job that raises. ``None`` means one attempt.
 
+    * ``rate_per_second`` is the number of jobs that begin in a second in this process, all partitions together, after a
+      pause that of one second at once. ``None``: as many as have a slot.
+    * ``max_jobs`` is the number of durable jobs (``ctx.start_job``) that one partition may have, waiting ones
+      included. At that bound, or with 64 MiB of items, ``when_full="wait"`` takes no further input until there are
+      fewer; with ``"fail"`` ``start_job`` raises ``JobsFull``.
+
     If there is no room for a partition's next event, that partition stops reading, and no other one does.
     """
 
@@ -30,10 +36,19 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_keys: int = 10_000
     timeout_seconds: float | None = None
     retry: Retry | None = None
+    rate_per_second: float | None = None
+    max_jobs: int = 100_000
+    when_full: Literal["wait", "fail"] = "wait"
 
     def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("worker_queue_depth", 0), ("max_concurrent_keys", 1)):
+        for name, least in (("concurrency", 1), ("worker_queue_depth", 0), ("max_concurrent_keys", 1), ("max_jobs", 1)):
             _check_whole(self, name, least)
+        rate: object = self.rate_per_second  # whatever it is
+        if rate is not None and not (is_number(rate) and rate > 0):
+            raise ConfigError(f"SchedulerConfig.rate_per_second is {rate!r}; it must be more than 0, or None")
+        when_full: object = self.when_full
+        if when_full not in ("wait", "fail"):
+            raise ConfigError(f"SchedulerConfig.when_full is {when_full!r}; use 'wait' or 'fail'")
         _check_timeout(self)
         _check_retry(self)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from streams.model.answers import Answer
     from streams.model.topology import Topology, TopologyHandler, TopologyTopic
     from streams.records import PartitionChange
+    from streams.runtime.partition.job_runs import JobRun
     from streams.source.async_batcher import AsyncBatcher
     from streams.source.batch_producer import BatchProducer
     from streams.source.event_producer import (
@@ -37,6 +38,7 @@ __all__ = [
     "BlockingEventProducer",
     "EventProducer",
     "EventSource",
+    "JobRun",
     "Lookup",
     "PartitionChange",
     "PostgresSink",
@@ -61,6 +63,7 @@ if not TYPE_CHECKING:
             "postgres_sink": "PostgresSink SinkItem",
             "streams.model.answers": "Answer",
             "streams.records": "PartitionChange",
+            "streams.runtime.partition.job_runs": "JobRun",
             "streams.model.topology": "Topology TopologyHandler TopologyTopic",
         },
     )

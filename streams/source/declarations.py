@@ -90,6 +90,7 @@ class Declarations:
         made.router.routes, made.router.default = dict(self.router.routes), self.router.default
         made.router.own_metrics = dict(self.router.own_metrics)
         made.router.tracer, made.router.visits = self.router.tracer, dict(self.router.visits)
+        made.router.jobs = dict(self.router.jobs or {})
         made.handlers.schedules[:] = self.handlers.schedules
         # The copy was made with its own inputs; those of the original have them, too, in the order that counts.
         made.inputs.by_topic.clear()

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from streams.errors import PlanError, RegistrationError
 from streams.outcomes import ExecutionState, Retry
 from streams.records import IncomingRecord
+from streams.runtime.async_work.durable_jobs import takes_run
 from streams.runtime.async_work.invoke import check_ends, kind_of
 from streams.runtime.async_work.job_stage import JobDefinition, JobStage
 from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.job_runs import JobRun
 from streams.settings.jobs import COMPUTE, SchedulerConfig, check_settings
 from streams.source.event_source import EventSource
 
@@ -48,6 +50,12 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     partitions go on. When a partition is given up in good order, running jobs that are next in its order are waited for
     (``drain_timeout_seconds``). The rest is cancelled, and the next owner does it again.
 
+    With ``ctx.start_job(scheduler, item)`` a handler starts a *durable* job instead, with what it knows from its state:
+    it begins after the commit, survives everything, and holds up nothing. Item and result are kept encoded, by the
+    annotations of ``job``, which may take a ``JobRun`` as its second argument. ``on_error`` (default:
+    ``config.error_policy``) is the policy of the event at its end; with ``PARK``, and without ``on_failure``, a job
+    that has failed for good waits for an operator.
+
     Make it before the event source starts; it belongs to that source.
     """
 
@@ -55,7 +63,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     def __init__(
         self,
         source: EventSource[StoreT],
-        job: Callable[[ItemT], Awaitable[ResultT]],
+        job: Callable[[ItemT], Awaitable[ResultT]] | Callable[[ItemT, JobRun], Awaitable[ResultT]],
         finalizer: Callable[[EventContext[StoreT], ItemT, ResultT], Answer | Awaitable[Answer]] | None = ...,
         *,
         config: SchedulerConfig = ...,
@@ -63,13 +71,14 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = ...,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = ...,
         name: str = ...,
+        on_error: Retry | None = ...,
     ) -> None: ...
 
     @overload
     def __init__(
         self,
         source: EventSource[StoreT],
-        job: Callable[[ItemT], ResultT],
+        job: Callable[[ItemT], ResultT] | Callable[[ItemT, JobRun], ResultT],
         finalizer: Callable[[EventContext[StoreT], ItemT, ResultT], Answer | Awaitable[Answer]] | None = ...,
         *,
         config: SchedulerConfig = ...,
@@ -77,12 +86,13 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = ...,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = ...,
         name: str = ...,
+        on_error: Retry | None = ...,
     ) -> None: ...
 
     def __init__(
         self,
         source: EventSource[StoreT],
-        job: Callable[[ItemT], Any],
+        job: Callable[..., Any],
         finalizer: Callable[[EventContext[StoreT], ItemT, ResultT], Answer | Awaitable[Answer]] | None = None,
         *,
         config: SchedulerConfig = COMPUTE,
@@ -90,13 +100,19 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = None,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = None,
         name: str = "",
+        on_error: Retry | None = None,
     ) -> None:
         self.name = name or getattr(job, "__qualname__", None) or repr(job)
         kind = kind_of(f"the jobs {self.name}", job, kind)
         check_settings(f"the jobs {self.name}", config, SchedulerConfig)
         check_ends(f"the jobs {self.name}", "ctx", "item", "result", finalizer=finalizer, on_failure=on_failure)
+        with_run = takes_run(job)
         if kind == "process":
             _check_importable(self.name, job)
+            if with_run:
+                raise RegistrationError(f"the job {self.name} runs in a process, and takes no JobRun there")
+        if on_error is not None and not isinstance(on_error, Retry):
+            raise RegistrationError(f"the jobs {self.name}: on_error is {on_error!r}; it must be an error policy")
         if source._declared.router.is_frozen:
             raise RegistrationError(f"the jobs {self.name} come too late: make them before the event source is started")
         if then is not None and finalizer is not None:
@@ -112,7 +128,12 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
             on_failure=on_failure,
             config=config,
             then=None if then is None else then._definition,
+            on_error=on_error,
+            takes_run=with_run,
         )
+        known = source._declared.router.jobs
+        assert known is not None  # it is no replay
+        known[self.name] = None if self.name in known else self._definition
 
     def register_event_type(
         self,
@@ -131,6 +152,11 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         ahead of the event's turn, once, so it has no store; an event for which it raises goes to the last word of
         ``on_error`` (default: ``config.error_policy``) at its turn. Raises ``RegistrationError``.
         """
+        if self._definition.takes_run:
+            raise RegistrationError(
+                f"the job {self.name} takes a JobRun, which a job ahead of its event's turn has none of: start it with "
+                "ctx.start_job"
+            )
         return self._source._declared.handlers.register_planner(
             self._definition, self._definition.job, _checked, event_class, planner, key, on_error
         )

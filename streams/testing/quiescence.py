@@ -59,6 +59,7 @@ def reasons_to_wait(world: DrivenWorld, *, balanced: bool) -> Iterator[str]:
         if engine is not None and not member.is_frozen:
             yield from _lookups_behind(world, member.number, engine)
             yield from _parked(member.number, engine)
+            yield from _jobs(member.number, engine)
     yield from _visits(world)
     if world.awaited:
         yield f"{world.awaited} member(s) are about to be started again"
@@ -86,6 +87,16 @@ def _parked(number: int, engine: Engine) -> Iterator[str]:
             is_due = queue.record.due_ms <= engine.wall_ms()
             if worker.state.value == "active" and (is_due or queue.is_found_by(engine.writer)):
                 yield f"{worker.topic_partition} on member {number}: the parked key {queue.key!r} is to be tried"
+
+
+def _jobs(number: int, engine: Engine) -> Iterator[str]:
+    """List the durable jobs that a member runs, or is to run now."""
+    for worker in engine.workers.values():
+        jobs = worker.timers.jobs
+        for record in jobs.by_name.values():
+            is_due = record.due_ms <= engine.wall_ms() and worker.jobs.is_known(record) and jobs.is_first(record)
+            if worker.state.value == "active" and (is_due or worker.jobs.is_running(record.name)):
+                yield f"{worker.topic_partition} on member {number}: the {record.title} runs, or is to run"
 
 
 def _lookups_behind(world: DrivenWorld, number: int, engine: Engine) -> Iterator[str]:

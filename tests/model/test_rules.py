@@ -1,5 +1,5 @@
-"""Folders, inputs, a journal, lookups, markers, an outbox, parked keys and snapshots, searched state by state: with all
-its rules each holds, without any one it does not."""
+"""Folders, inputs, durable jobs, a journal, lookups, markers, an outbox, parked keys and snapshots, searched state by
+state: with all its rules each holds, without any one it does not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tests.model import (
     folder_rules,
     inputs_rules,
+    jobs_rules,
     journal_rules,
     lookup_rules,
     marker_rules,
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 MODELS: dict[type[Enum], tuple[type[Any], ModuleType, Any]] = {
     folder_rules.FolderRule: (folder_rules.FolderModel, folder_rules, folder_rules.STANDARD),
     inputs_rules.InputsRule: (inputs_rules.InputsModel, inputs_rules, inputs_rules.STANDARD[:1]),
+    jobs_rules.JobsRule: (jobs_rules.JobsModel, jobs_rules, jobs_rules.STANDARD),
     journal_rules.JournalRule: (journal_rules.JournalModel, journal_rules, journal_rules.STANDARD),
     lookup_rules.LookupRule: (lookup_rules.LookupModel, lookup_rules, lookup_rules.STANDARD[:1]),
     marker_rules.MarkerRule: (marker_rules.MarkerModel, marker_rules, marker_rules.STANDARD),

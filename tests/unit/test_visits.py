@@ -137,9 +137,9 @@ def test_events_have_their_turns_during_a_run(monkeypatch: pytest.MonkeyPatch) -
     steps: list[int] = []
     taken = Visiting.step
 
-    async def step(self: Visiting) -> bool:
+    async def step(self: Visiting, inputs: Any) -> bool:
         before = handled[0]
-        answer = await taken(self)
+        answer = await taken(self, inputs)
         steps.append(handled[0] - before)
         return answer
 

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from streams.core.keyed_queue import KeyedItem, KeyedQueue, PartitionLimits
+from streams.core.token_bucket import TokenBucket
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.settings.jobs import SchedulerConfig
@@ -70,6 +71,8 @@ class JobRunner:
             waiting=max(LEAST_WAITING, WAITING_PER_PERMIT * config.concurrency),
         )
         self._jobs: KeyedQueue[Job] = KeyedQueue(config.concurrency, limits)
+        self._rate = None if config.rate_per_second is None else TokenBucket(config.rate_per_second, self._loop.time())
+        self._pump_later: asyncio.TimerHandle | None = None
         self._refused: dict[Hashable, tuple[Entry, Hashable]] = {}  # by their lane, of which it is the next
         self.tasks: dict[asyncio.Task[None], None] = {}  # not a set: in the order in which they began
         self._context = contextvars.copy_context()  # or a job would inherit that of whichever ended before it
@@ -117,12 +120,16 @@ class JobRunner:
         return StageStatistics(self._name, self._jobs.running, self._jobs.waiting, self._jobs.keys)
 
     def close(self) -> list[asyncio.Task[None]]:
+        if self._pump_later is not None:
+            self._pump_later.cancel()
         for task in self.tasks:
             task.cancel()
         return list(self.tasks)
 
     def _pump(self) -> None:
-        while (batch := self._jobs.take()) is not None:
+        while (self._rate is None or self._may_begin(self._rate)) and (batch := self._jobs.take()) is not None:
+            if self._rate is not None:
+                self._rate.take()
             job = batch[0]
             context = self._context.copy()
             if job.trace is not None:
@@ -132,6 +139,17 @@ class JobRunner:
             task.add_done_callback(job.ended, context=self._context)
             if self._refused:
                 self._wake_refused(job.lane)
+
+    def _may_begin(self, rate: TokenBucket) -> bool:
+        """Check for a token; without one the jobs that wait begin when there is one."""
+        seconds = rate.seconds_to_token(self._loop.time())
+        if seconds > 0 and self._pump_later is None:
+            self._pump_later = self._loop.call_later(seconds, self._pump_again)
+        return seconds <= 0
+
+    def _pump_again(self) -> None:
+        self._pump_later = None
+        self._pump()
 
     def _wake_refused(self, lane: Hashable) -> None:
         """Wake the entry that was refused in this lane, if there is room for it now."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from streams.core.jobs import JobRecord
 from streams.metrics import JobEnded
 from streams.model.tracing import under_span
+from streams.outcomes import Retry
+from streams.protocols import Codec
 from streams.runtime.async_work.async_stage import (
     AsyncStage,
     Follower,
@@ -17,10 +21,13 @@ from streams.runtime.async_work.async_stage import (
     described,
     where_of,
 )
-from streams.runtime.async_work.invoke import Calls, Outcome
+from streams.runtime.async_work.durable_jobs import DurableWork, codecs_of, single_calls
+from streams.runtime.async_work.invoke import Calls
+from streams.runtime.async_work.invoke import Outcome as Ended
 from streams.runtime.async_work.job_runner import Job, JobRunner
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.job_runs import JobRun, Outcome
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.settings.jobs import SchedulerConfig
 from streams.statistics import StageStatistics
@@ -38,6 +45,16 @@ class JobDefinition:
     on_failure: Callable[[EventContext[Any], Any, Exception], Any] | None
     config: SchedulerConfig
     then: StageDefinition | None = None
+    on_error: Retry | None = None
+    takes_run: bool = False
+
+    @functools.cached_property
+    def codecs(self) -> tuple[Codec[Any], Codec[Any]]:
+        """Return those of durable jobs. Raises ``RegistrationError`` for jobs that cannot be durable."""
+        return codecs_of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "codecs"}
 
     @property
     def described(self) -> tuple[str, ...]:
@@ -60,7 +77,9 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
         self.definition = definition
         self.runner = JobRunner(definition.name, definition.config)
         self._host = host
+        self.topic = host.config.topic
         config = definition.config
+        self._single: Calls | None = None
         self._calls = Calls(host, definition.kind, definition.job, config.timeout_seconds, config.retry)
 
     def admits(self, entry: Entry, plan: Plan) -> bool:
@@ -80,6 +99,14 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
     def add(self, entry: Entry, key: Hashable, item: Any) -> None:
         self.start(entry, (key, item))
 
+    def run_job(
+        self, record: JobRecord, partition: int, run: JobRun, item: Any, ended: Callable[[Outcome], None]
+    ) -> DurableWork:
+        """Queue one attempt of a durable job. There is no check for room: those that wait are in the changelog."""
+        work = DurableWork(self, record, partition, run, item, ended)
+        self.runner.add(work)
+        return work
+
     def statistics(self) -> StageStatistics:
         return self.runner.statistics()
 
@@ -90,17 +117,25 @@ class JobStage(AsyncStage[Plan, "_EventJob"]):
         """Return the stage that goes on where this one ends."""
         return cast(Follower, self._host.stages.get(definition))
 
-    def outcome(self, item: Any, partition: int, where: Callable[[], str]) -> Awaitable[Outcome]:
+    def outcome(self, item: Any, partition: int, where: Callable[[], str]) -> Awaitable[Ended]:
         """Call a job's function; the result is (result, error, attempts made)."""
-        if self._host.config.metrics_handler is None:
+        if self._host.config.metrics_handler is None:  # here as well: a call for each job costs
             return self._calls.outcome(item, where)
-        return self._measured(item, partition, where)
+        return self._measured(self._calls, item, partition, where)
 
-    async def _measured(self, item: Any, partition: int, where: Callable[[], str]) -> Outcome:
+    def once(self, argument: Any, partition: int, where: Callable[[], str]) -> Awaitable[Ended]:
+        """Call a job's function once, with this argument."""
+        if self._single is None:
+            self._single = single_calls(self._host, self.definition)
+        if self._host.config.metrics_handler is None:
+            return self._single.outcome(argument, where)
+        return self._measured(self._single, argument, partition, where)
+
+    async def _measured(self, calls: Calls, item: Any, partition: int, where: Callable[[], str]) -> Ended:
         host = self._host
         began, attempts, outcome = host.now(), 1, "cancelled"
         try:
-            result, error, attempts = await self._calls.outcome(item, where)
+            result, error, attempts = await calls.outcome(item, where)
             outcome = "done" if error is None else "failed"
             return result, error, attempts
         finally:

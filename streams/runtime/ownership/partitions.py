@@ -99,6 +99,7 @@ class Partitions:
         worker = self.workers[copy.partition] = self._new_worker(copy.partition)
         self._callbacks.moved_here(worker)
         worker.adopt(copy)
+        worker.jobs.are_handed_over = True
         record = copy.offset_record
         assert record is not None
         further = self.further_topics
@@ -236,6 +237,7 @@ class Partitions:
     async def give_up(self, worker: PartitionWorker) -> None:
         """Run the barrier: let the running event end, commit what is complete, free the store."""
         reason = "revoked" if self._member.accepting else "stopped"
+        await worker.jobs.drain(is_move=self._member.accepting)
         spent = await self._callbacks.will_revoke(worker, reason)
         while worker.replaced_by is not None:  # by a restart
             worker = worker.replaced_by
@@ -262,6 +264,8 @@ class Partitions:
         """Hand an active partition over: the last transaction here carries the marker. ``False``: it was not handed
         over (an event of it was refused, it was lost, or taken away meanwhile). Otherwise no work is done for this
         partition any more, and its store is left with ``worker``."""
+        # Before the marker: no job is to run here and there.
+        await worker.jobs.drain(is_move=True)
         spent = await self._callbacks.will_revoke(worker, "moved")
         if worker.state is not _S.ACTIVE:  # anything may have happened meanwhile
             return False
@@ -288,6 +292,8 @@ class Partitions:
             worker = self.workers.get(number)
             if worker is not None:
                 worker.committed = cut.offset
+                if worker.timers.jobs.unsettled:
+                    worker.jobs.settled(cut.changes)
 
     def void_all(self, reason: str) -> None:
         """Make all partitions void: nothing owned may be touched any more (rule R5)."""

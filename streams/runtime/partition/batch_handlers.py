@@ -21,7 +21,8 @@ from streams.errors import RegistrationError
 from streams.metrics import BatchFailed
 from streams.model.tracing import EventSpan, Tracer, carried
 from streams.records import IncomingRecord
-from streams.runtime.partition.event_context import OWN_NAME, EventContext
+from streams.runtime.partition.context_fields import OWN_NAME
+from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import RestartNeeded, describe, trace_of
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition

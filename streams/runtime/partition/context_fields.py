@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +13,11 @@ from streams.errors import EncodeError, RecordRefused, StoreError
 from streams.model.tracing import EventSpan
 from streams.records import Change, IncomingRecord, Output, Record, TopicPartition, as_bytes
 from streams.runtime.partition.timers import PartitionTimers
+
+OWN_NAME: Final = "@"
+"""Names of timers and jobs that the toolkit chooses begin with it; a handler cannot give such a name."""
+LONGEST_NAME: Final = 500
+"""Bytes of the longest name of a timer or a job, in UTF-8."""
 
 
 class ContextFields(msgspec.Struct, eq=False):
@@ -67,6 +72,19 @@ class ContextFields(msgspec.Struct, eq=False):
             return self.input.offset
         return INTERJECTION if self.timer is None else self.timer.origin
 
+    @property
+    def _now_ms(self) -> int:
+        timers = self._timers
+        now_ms: int = self._host.wall_ms() if timers is None else timers.now_ms()
+        return now_ms
+
+    @property
+    def _changes(self) -> dict[str, Timer | None]:
+        """The timers and jobs that the event changes."""
+        if self._timer_changes is None:
+            self._timer_changes = {}
+        return self._timer_changes
+
     def _collect(self, record: Record) -> None:
         value, key = record.value, record.key
         # A copy: a buffer may change before the event has ended, and its length counts items instead of bytes.
@@ -93,6 +111,20 @@ class ContextFields(msgspec.Struct, eq=False):
                 self._origin,
             )
         )
+
+
+def check_name(kind: str, name: object) -> None:
+    """Check the name of a timer or a job (``kind``) that a handler has given. Raises ``StoreError``."""
+    if not isinstance(name, str) or not name or name.startswith(OWN_NAME):
+        raise StoreError(
+            f"a {kind}'s name is {name!r}; it must be a text, not empty, that does not begin with {OWN_NAME}"
+        )
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise StoreError(f"the {kind}'s name {name!r} is no valid Unicode: {error.reason}") from error
+    if size > LONGEST_NAME:
+        raise StoreError(f"the {kind}'s name {name[:40]!r}... has {size} bytes; at most {LONGEST_NAME} are allowed")
 
 
 def outlived(method: str, ctx: ContextFields) -> StoreError:

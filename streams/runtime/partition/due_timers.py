@@ -1,15 +1,18 @@
-"""Fire the timers of one partition that are due: between two turns, each as an event of its own."""
+"""Fire the timers of one partition that are due, parked heads and jobs among them: between two turns, each as an event
+of its own."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final
 
+from streams.core.jobs import JobRecord
 from streams.core.parking import QueueRecord
 from streams.core.timers import Timer
 from streams.records import IncomingRecord
 from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.job_runs import JobRuns
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timers import as_record
@@ -25,9 +28,12 @@ LONGEST_WAIT_SECONDS: Final = 1.0
 class DueTimers:
     """The due timers of one partition. On its task."""
 
-    def __init__(self, partition: Partition, host: Host, execution: Execution, heads: ParkedHeads) -> None:
+    def __init__(
+        self, partition: Partition, host: Host, execution: Execution, heads: ParkedHeads, jobs: JobRuns
+    ) -> None:
         self._partition = partition
         self._heads = heads
+        self._jobs = jobs
         self._timers = partition.timers
         self._host = host
         self._execution = execution
@@ -68,6 +74,9 @@ class DueTimers:
         execution, topic_partition = self._execution, self._partition.topic_partition
         if isinstance(timer, QueueRecord):
             await self._heads.attempt(timer)
+            return
+        if isinstance(timer, JobRecord):
+            await self._jobs.attempt(timer)
             return
         queue = self._partition.parked.get(timer.key) if timer.key is not None else None
         if queue is not None:  # it takes its place, and stays set

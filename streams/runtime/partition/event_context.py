@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.jobs import JobEnd
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RegistrationError, StoreError
 from streams.events import event_type_of
@@ -18,23 +20,28 @@ from streams.model.own_metrics import MetricKind
 from streams.outcomes import ExecutionState
 from streams.records import Change, OwnSample, Record
 from streams.runtime.changelog import encode_timer
-from streams.runtime.partition import forwarding, looping
-from streams.runtime.partition.context_fields import ContextFields, outlived, too_large
+from streams.runtime.partition import forwarding, looping, starting_jobs
+from streams.runtime.partition.context_fields import OWN_NAME, ContextFields, check_name, outlived, too_large
 from streams.runtime.partition.joined_rows import JoinedTopic
+from streams.runtime.partition.starting_jobs import Startable
 from streams.runtime.ports import LookupTopic
 from streams.sak.numbers import is_number
 
 StoreT = TypeVar("StoreT")
 TableT = TypeVar("TableT")
 
-OWN_NAME: Final = "@"
-"""Names of timers that the toolkit chooses begin with it; a handler cannot give such a name."""
-LONGEST_NAME: Final = 500
-"""Bytes of the longest name of a timer, in UTF-8."""
 LATEST_SECONDS: Final = 253_402_300_800
 """Seconds from the epoch to the end of the year 9999, which is as far as a datetime goes."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class StartedJob(NamedTuple):
+    """A durable job that has ended: its name, its id outside, and the key of the event at its end."""
+
+    name: str
+    id: str
+    key: bytes | None
 
 
 class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
@@ -202,8 +209,7 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
     @property
     def now(self) -> datetime:
         """The time of day in UTC, as timers count it: to the millisecond, and virtual in a simulated world."""
-        timers = self._timers
-        return datetime.fromtimestamp((self._host.wall_ms() if timers is None else timers.now_ms()) / 1000, UTC)
+        return datetime.fromtimestamp(self._now_ms / 1000, UTC)
 
     def schedule_at(
         self, when: datetime | float, event: object, *, name: str | None = None, key: str | bytes | None = None
@@ -227,9 +233,7 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
                 f"a timer was set with an event of type {event_type.name!r}, which has no handler: register one "
                 "for it, or a default handler"
             )
-        changes = self._timer_changes
-        if changes is None:
-            changes = self._timer_changes = {}
+        changes = self._changes
         if name is None:
             number = len(changes)
             name = self._own_name(number)
@@ -238,7 +242,7 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
                 number += 1
                 name = self._own_name(number)
         else:
-            _check_name(name)
+            check_name("timer", name)
         if key is None:
             known = self.input or self.timer
             key = None if known is None else known.key
@@ -276,9 +280,7 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
             raise outlived("cancel_timer", self)
         if self._timers is None:
             raise StoreError(f"{self.where}: cancel_timer was called ahead of the event's turn; await ctx.turn() first")
-        changes = self._timer_changes
-        if changes is None:
-            changes = self._timer_changes = {}
+        changes = self._changes
         there = changes[name] is not None if name in changes else name in self._timers
         run = None if self.timer is None else self.timer.following
         if run is not None and changes.get(name) is run:
@@ -286,6 +288,45 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         if there:
             changes[name] = None
         return there
+
+    # -- durable jobs --------------------------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> StartedJob | None:
+        """The job whose end this event is, in its finalizer and ``on_failure``."""
+        end = self.timer
+        if not isinstance(end, JobEnd):
+            return None
+        return StartedJob(end.job_name, end.state.id, end.key)
+
+    def start_job(
+        self,
+        jobs: Startable,
+        item: object,
+        *,
+        name: str | None = None,
+        delay: timedelta | float = 0,
+        key: str | bytes | UnsetType | None = UNSET,
+        order: str | bytes | UnsetType | None = UNSET,
+    ) -> str:
+        """Start a durable job of an ``AsyncJobScheduler``, after ``delay`` (timedelta, or seconds). Returns its name.
+
+        The start is part of this event's transaction: the job begins once that is committed, and never if it is not.
+        Nothing waits for it. Its end is an event of this partition, exactly once: the scheduler's ``finalizer`` with
+        its result, or ``on_failure`` with its error. It runs at least once, under one id (``JobRun.id``), over
+        restarts, moves and retries. ``name`` is one of this partition's jobs: one that has it is cancelled; without it
+        the job gets a name of its own. ``key`` is the key of the event at its end (``ctx.job.key``; default: that of
+        the record that is being handled). Jobs of one ``order`` (default: the key) run one after the other, over their
+        retries; ``None``: in no order. Raises ``RegistrationError`` (jobs that cannot be durable, or of another
+        source), ``EncodeError``, ``RecordRefused`` (too large), ``JobsFull``, ``StoreError``.
+        """
+        return starting_jobs.start(self, jobs, item, name, self._own_name, delay, key, order)
+
+    def cancel_job(self, name: str) -> bool:
+        """Cancel a job of this partition, in this event's transaction: neither ``finalizer`` nor ``on_failure`` is
+        called for it, and what runs of it is cancelled after the commit. ``False``: there is none of this name (any
+        more). Raises ``StoreError`` ahead of the event's turn, and after the handler ended."""
+        return starting_jobs.cancel(self, name)
 
     def _begin_timer(self, timer: Timer) -> None:
         """Make the context that of the timer's event, which removes the timer when it completes (or, of a visited key,
@@ -319,19 +360,6 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
             raise TypeError(f"ctx.fail was given {given!r}; it takes an exception")
         self._error = error
         return ExecutionState.FAIL
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name or name.startswith(OWN_NAME):
-        raise StoreError(
-            f"a timer's name is {name!r}; it must be a text, not empty, that does not begin with {OWN_NAME}"
-        )
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise StoreError(f"the timer's name {name!r} is no valid Unicode: {error.reason}") from error
-    if size > LONGEST_NAME:
-        raise StoreError(f"the timer's name {name[:40]!r}... has {size} bytes; at most {LONGEST_NAME} are allowed")
 
 
 def _due_ms(when: object) -> int:

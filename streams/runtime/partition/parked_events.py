@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streams.core.jobs import JobEnd
 from streams.core.parking import LONGEST_PIECE, PREFIX, Queue, Queued, encoded_size, queued_record
 from streams.core.parking_rules import next_due_ms
 from streams.core.policy import Failure
@@ -52,16 +53,20 @@ class ParkedEvents:
         host, error = self._host, failure.error
         attempts = min(failure.attempts, policy.attempts)  # those of a job are its own policy's
         self._refuse_if_refused(record, error)
-        # Timers are a part of the state already, so they always find room.
-        queued = self._with_room(record, failure) if timer is None else Queued.of_timer(timer)
+        # Timers, and the ends of jobs, are a part of the state already, so they always find room.
+        if timer is None:
+            queued = self._with_room(record, failure)
+        else:
+            queued = timer.queued if isinstance(timer, JobEnd) else Queued.of_timer(timer)
         now_ms = host.wall_ms()
         if pause_seconds is None:
             due_ms = next_due_ms(error, attempts, policy, host.config.parking, now_ms, host.rng)
         else:
             due_ms = now_ms + round(1000 * pause_seconds)
-        return self._partition.timers.parked.begun(
+        changes = self._partition.timers.parked.begun(
             queued, host.writer, attempts, due_ms, describe(error), handler, now_ms, self._longest_piece
         )
+        return changes | {timer.name: None} if isinstance(timer, JobEnd) else changes
 
     def alone(self, record: IncomingRecord) -> dict[str, Timer | None]:
         """Park the key of an event that was not attempted; it is due at once. Raises ``NoRoom``."""
@@ -80,6 +85,10 @@ class ParkedEvents:
     def timer_behind(self, queue: Queue, timer: Timer) -> dict[str, Timer | None]:
         """Give a timer that is due its place behind the events of its key. It stays set: they may cancel it."""
         return queue.followed_by(Queued.of_timer(timer), self._longest_piece)
+
+    def end_behind(self, queue: Queue, end: JobEnd) -> dict[str, Timer | None]:
+        """Have the end of a job wait behind the events of its key, in place of the job's record."""
+        return queue.followed_by(end.queued, self._longest_piece) | {end.name: None}
 
     def setting_without_room(self, queued: Queued) -> str:
         """Return the setting that leaves no room for an event; ``""``: there is room."""

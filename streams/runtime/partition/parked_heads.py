@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from streams.core import parking
+from streams.core.jobs import JobEnd
 from streams.core.origin import INTERJECTION, Origin
 from streams.core.parking import Queue
 from streams.core.parking_rules import next_due_ms
@@ -31,6 +32,7 @@ from streams.runtime.partition.failures import RestartNeeded, describe, event_fa
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.heads_ahead import HeadsAhead, resume
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.job_runs import read_queued
 from streams.runtime.partition.joining import update_again
 from streams.runtime.partition.parking_acts import as_parked_record
 from streams.runtime.partition.reorder_buffer import Entry, Finish, Waiting
@@ -70,6 +72,7 @@ class ParkedHeads:
         """Try the head of a queue that is due. Raises as ``PartitionWorker.run``."""
         partition, timers = self._partition, self._partition.timers
         queue = timers.parked.by_name[due.name]
+        # Before its work, which may run ahead: an event that ends its process does so there, too.
         if queue.must_be_noted(self._host.writer):
             await self._note(queue)
             return
@@ -81,6 +84,9 @@ class ParkedHeads:
             if timer is None or timer.due_ms != head.timestamp_ms:  # an earlier event has cancelled or replaced it
                 await self._execution.change(self._left(queue))
                 return
+            record = as_record(timer, partition.topic_partition)
+        elif head.is_result:
+            timer = JobEnd.of_queued(head)
             record = as_record(timer, partition.topic_partition)
         else:
             record = as_parked_record(head, partition.partition)
@@ -115,7 +121,11 @@ class ParkedHeads:
         partition, execution = self._partition, self._execution
         attempts, origin = queue.state.attempts + 1, queue.origin
         where = "" if timer is None else f"{timer.title} of {partition.topic_partition}"
-        route, event, unreadable = execution.read(record, where)
+        if isinstance(timer, JobEnd):
+            config = self._host.config
+            route, event, unreadable = read_queued(self._host.router, config.error_policy, queue.head, timer)
+        else:
+            route, event, unreadable = execution.read(record, where)
         known = partition.failures.meet(origin)
         error: BaseException | None = unreadable if known is None else known.error
         entry: Entry | None = None
@@ -179,10 +189,13 @@ class ParkedHeads:
             head._host, head._at = host, queue.origin
             if timer is not None:
                 head._begin_timer(timer)
+            if isinstance(timer, JobEnd):  # its record has gone, and its name may be another job's by now
+                head._timer_changes = None
             ctx = head
         else:
             ctx = kind.context(partition, host, (record,), attempts, timer, queue.origin)
             ctx.topic_partition = where
+        # Among the changes of its own unit: the head is gone if, and only if, its effects are there.
         ctx._trace, ctx._timer_changes = self._execution.span, (ctx._timer_changes or {}) | self._left(queue)
         return ctx
 

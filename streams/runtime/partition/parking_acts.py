@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from streams.core.jobs import JobEnd
 from streams.core.parking import Queued
 from streams.core.parking_rules import Action, Seen, acted
 from streams.core.timers import Timer
@@ -33,7 +34,7 @@ def letters(
     """Make the letters of events that an operator lets go; ``error``: the last one of the first of them."""
     made: list[DeadLetter] = []
     for queued in gone:
-        timer = timer_of(queued.topic) if queued.is_timer else None
+        timer = timer_of(queued.topic) if queued.is_timer else JobEnd.of_queued(queued) if queued.is_result else None
         if timer is None:
             record = as_parked_record(queued, partition)
         else:

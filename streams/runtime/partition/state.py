@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
+from streams.core.jobs import BrokenJob
 from streams.core.known_failures import KnownFailures
 from streams.core.parking import BrokenQueue, Queue
 from streams.core.partition import PartitionState
@@ -85,10 +87,11 @@ class Partition:
         self.offset_record = restored.offset_record
         try:
             self.timers.restore(restored.timers.values())
-        except BrokenQueue as error:
+        except (BrokenQueue, BrokenJob) as error:
+            what = "jobs" if isinstance(error, BrokenJob) else "queues of parked keys"
             raise OffsetError(
-                f"{self.topic_partition}: the queues of parked keys in the changelog are broken: {error}. Something "
-                "else writes to it, or a newer version of this package does"
+                f"{self.topic_partition}: the {what} in the changelog are broken: {error}. Something else writes to "
+                "it, or a newer version of this package does"
             ) from error
         self._warn_of_strays()
         self.timers.joined = restored.joined
@@ -136,6 +139,9 @@ class Partition:
     def start_at(self, position: Position) -> None:
         """Begin work at this position, up to which the store is complete."""
         self.watermark, self.committed = offsets_of(position)[0], position
+        # Another topic, another id: a receiver that counts ids is to take a topic made anew for what it is.
+        changelog = (self.ids.changelog or self.timers.config.changelog).encode()
+        self.timers.job_prefix = f"kes-{hashlib.blake2b(changelog, digest_size=4).hexdigest()}-{self.partition}"
         self.failures.expect(position, (timer.origin for timer in self.timers))
 
     def further_fields(self, position: Position) -> tuple[str, str, msgspec.Raw | msgspec.UnsetType]:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from streams.core import parking
+from streams.core import jobs, parking
 from streams.core.origin import Origin
 from streams.core.parking_rules import found_by
 from streams.core.router import Router
@@ -55,30 +55,39 @@ class PartitionTimers:
         """The states of visits, by the names of their timers (``core.visits``): kept as timers, and never due."""
         self.parked = parking.ParkedKeys()
         """The queues of parked keys. Their records are among the timers: each is due when its head is to be tried."""
+        self.jobs = jobs.Jobs()
+        """The durable jobs. Their records are among the timers: each is due when the job is to begin, or has ended."""
+        self.job_prefix = ""
+        """The ids of jobs that are started here begin with it."""
+        self.jobs_full = ""
+        """The jobs whose bound holds up the partition's input now."""
         self._found: dict[str, Timer] = {}  # the records of those that are other ones in memory only
 
     def __bool__(self) -> bool:
         return bool(self.visits) or len(self._timers) > 0  # among them those of parked keys
 
     def __len__(self) -> int:
-        return len(self._timers) - len(self.parked.by_name)
+        return len(self._timers) - len(self.parked.by_name) - len(self.jobs.by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._timers and not parking.is_parked(name)
+        return name in self._timers and not parking.is_parked(name) and not jobs.is_job(name)
 
     def __iter__(self) -> Iterator[Timer]:
         return iter(self._timers)
 
     def restore(self, timers: Iterable[Timer]) -> None:
-        """Begin with the timers of a restored state. Raises ``core.parking.BrokenQueue``."""
+        """Begin with the timers of a restored state. Raises ``core.parking.BrokenQueue``,
+        ``core.jobs.BrokenJob``."""
         found = list(timers)
+        self.jobs = jobs.Jobs(timer for timer in found if jobs.is_job(timer.name))
         self._found = {}
         self.parked = parking.ParkedKeys(timer for timer in found if parking.is_parked(timer.name))
         queues = self.parked.by_name.values()
         self.visits = {timer.name: timer for timer in found if timer.name.startswith(VISIT_PREFIX)}
         # In place of all that is here, which may have timers of events that were never committed.
-        plain = (timer for timer in found if timer.name not in self.visits and not parking.is_parked(timer.name))
-        self._timers = Timers([*plain, *(queue.record for queue in queues)])
+        plain = [timer for timer in found if timer.name not in self.visits and not is_own(timer.name)]
+        self._timers = Timers([*plain, *(queue.record for queue in queues), *self.jobs.by_name.values()])
+        self._bound_jobs()
         for queue in queues:
             for queued in queue.events.values():
                 self._keep_from_firing(queued)
@@ -97,7 +106,7 @@ class PartitionTimers:
         there = {timer.name: timer for timer in self._timers} | self._found | self.visits
         for queue in self.parked.by_name.values():
             there.update((record.name, record) for record in queue.records())
-        return there
+        return there | {jobs.COUNTER: self.jobs.counter} if self.jobs.next else there
 
     def get(self, name: str) -> Timer | None:
         """Return the timer of this name."""
@@ -147,17 +156,51 @@ class PartitionTimers:
 
     def admitted(self, changes: dict[str, Timer | None], origin: Origin) -> list[Change]:
         """Set and remove the timers of an event that is complete. Returns the changes for its transaction."""
+        starts = any(jobs.is_job(name) for name in changes)
+        if starts:
+            changes = self.jobs.numbered(changes, self.job_prefix)
         others = changes
         if self._host.config.visits:
             visits = {name: timer for name, timer in changes.items() if timer and name.startswith(VISIT_PREFIX)}
             self.visits |= visits
             others = {name: timer for name, timer in changes.items() if name not in visits}
-        self._apply(others)
         # Removals as well, in the event's own transaction: without them a restored state would fire a timer again.
-        return [
+        made = [
             Change(timer_key(name), None if timer is None else encode_timer(timer), origin=origin)
             for name, timer in changes.items()
         ]
+        if starts:
+            encoded = dict(zip(changes, (change.value for change in made), strict=True))
+            waiting = self.jobs.apply(others, encoded)
+            self._apply({name: timer for name, timer in others.items() if name != jobs.COUNTER})
+            for name in waiting:  # until that is committed: no call is made for an event that never happened
+                self._timers.set_aside(name)
+            self._bound_jobs()
+        else:
+            self._apply(others)
+        return made
+
+    def set_job(self, record: jobs.JobRecord) -> None:
+        """Change the record of a job in memory only: a new owner finds the job as it is in the changelog."""
+        self.jobs.set(record)
+        self._timers.apply({record.name: record})
+
+    def settle_jobs(self, committed: Mapping[bytes, Change]) -> tuple[list[str], list[str]]:
+        """Note the committed changes of a transaction, by their keys (``Jobs.settled``)."""
+        keys = {name: timer_key(name) for name in self.jobs.unsettled}
+        return self.jobs.settled({name: committed[key].value for name, key in keys.items() if key in committed})
+
+    def _bound_jobs(self) -> None:
+        there, known = self.jobs, self._host.router.jobs
+        self.jobs_full = ""
+        if known is None:  # a replay: its jobs never begin
+            return
+        for name, count in there.counts.items():
+            definition = known.get(name)
+            if definition is not None and count >= definition.config.max_jobs and definition.config.when_full == "wait":
+                self.jobs_full = name
+        if there.size >= jobs.MOST_BYTES:
+            self.jobs_full = f"{jobs.MOST_BYTES} bytes of items"
 
     def _apply(self, changes: Mapping[str, Timer | None]) -> None:
         if not any(parking.is_parked(name) for name in changes):
@@ -184,6 +227,11 @@ class PartitionTimers:
         timer = self._timers.get(queued.topic) if queued.is_timer else None
         if timer is not None and timer.due_ms == queued.timestamp_ms:
             self._timers.set_aside(timer.name)
+
+
+def is_own(name: str) -> bool:
+    """Check for the record of a parked key, or of a job."""
+    return parking.is_parked(name) or jobs.is_job(name)
 
 
 def as_record(timer: Timer, topic_partition: TopicPartition) -> IncomingRecord:

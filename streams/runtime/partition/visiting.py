@@ -19,6 +19,7 @@ from streams.errors import DecodeError, EventFailure, RegistrationError
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timers import as_record
 from streams.statistics import VisitStatistics
@@ -107,11 +108,15 @@ class Visiting:
         self._execution = execution
         self._warned: set[str] = set()
 
-    async def step(self) -> bool:
+    async def step(self, inputs: MergedInputs | None) -> bool:
         """Visit some keys of a run that is under way. Returns whether there was one. Raises as
         ``PartitionWorker.run``."""
+        # Requests come first, so that a run that stops the source can be cancelled.
+        visits = self._partition.timers.visits
+        if inputs is None or not visits or not inputs.has_taken(self._host.config.visits_topic):
+            return False
         next_one: tuple[str, VisitState, Route, str | None] | None = None
-        for name, timer in self._partition.timers.visits.items():
+        for name, timer in visits.items():
             visit, state = name.removeprefix(TIMER_PREFIX), state_of(timer)
             known = self._host.router.visits.get(visit)
             # Left as it is: a member of a release that knows the visit may go on with the run.

@@ -35,6 +35,7 @@ from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, HotPath
 from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.interjections import Interjection, StoreRead, Timetable
 from streams.runtime.partition.issue import Issuer
+from streams.runtime.partition.job_runs import JobRuns
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
@@ -79,7 +80,8 @@ class PartitionWorker(Partition):
         self.delivery = DeliveredRecords(self, engine, self.inbox, self.hot_path, self._wake)
         self._execution = Execution(self, engine)
         self._heads = ParkedHeads(self, engine, self._execution, self._wake.notify)
-        self._due_timers = DueTimers(self, engine, self._execution, self._heads)
+        self.jobs = JobRuns(self, engine, self._execution, self._wake.notify)
+        self._due_timers = DueTimers(self, engine, self._execution, self._heads, self.jobs)
         self._singles = SingleEvents(self, engine, self._execution, self._between, self._wait)
         self._visiting = Visiting(self, engine, self._execution)
         self._buffer = ReorderBuffer(self._wake.notify)
@@ -203,14 +205,8 @@ class PartitionWorker(Partition):
             self.visits(),
             dict(self.timekeeper.totals),
             *self.timers.parked.figures(self._singles.full),
+            *self.jobs.figures(),
         )
-
-    @property
-    def _may_visit(self) -> bool:
-        """Check that keys may be visited: requests come first, so that a run that stops the source can be cancelled."""
-        if not self.timers.visits or self.inputs is None or not self._fires_timers:
-            return False
-        return self.inputs.has_taken(self.engine.config.visits_topic)
 
     def visits(self) -> tuple[VisitStatistics, ...]:
         """Return how far the runs of visits are."""
@@ -222,6 +218,7 @@ class PartitionWorker(Partition):
         """Handle input until the intake is closed, then the events that have begun. Raises ``RestartNeeded``, and
         ``EventFailure`` to stop the source."""
         self._timetable.start(self.engine.now())
+        self.jobs.start()
         self._task = asyncio.current_task()
         interjected = has_looked = False
         try:
@@ -252,8 +249,8 @@ class PartitionWorker(Partition):
 
     def _next_records(self) -> list[IncomingRecord]:
         inputs = self.inputs
-        if inputs is None:
-            return self.inbox.take() if self.inbox else []
+        if inputs is None or self.timers.jobs_full:
+            return self.inbox.take() if self.inbox and not self.timers.jobs_full else []
         now = self.engine.now()
         if changes := inputs.tables_read(now):
             self.engine.pool.admit(self.partition, self.watermark, [], changes, events=0)
@@ -267,8 +264,10 @@ class PartitionWorker(Partition):
         pool = self.engine.pool
         position, interjected = 0, False
         while position < len(records) and not self.is_closing:
+            if self.timers.jobs_full and not self._buffer.is_ready:  # ends of jobs, timers and heads go on
+                await (asyncio.sleep(0) if interjected else self._wait())
             # Behind work that runs ahead all events wait: admitted before it they would leave a gap in front of them.
-            if self._buffer or self._issuer.is_blocked or self._issuer.goes_ahead(records[position]):
+            elif self._buffer or self._issuer.is_blocked or self._issuer.goes_ahead(records[position]):
                 position = await self._step_ahead(records, position)
             elif pool.is_full:
                 await pool.wait_room()
@@ -295,6 +294,7 @@ class PartitionWorker(Partition):
         self._issuer.drop()
         self._buffer.drop()
         self._heads.ahead.drop()
+        self.jobs.drop()
 
     async def run_slice(self, records: list[IncomingRecord], start: int) -> int:
         """Handle some of these records, one at least unless it is closing. Returns the position of the next."""
@@ -310,7 +310,7 @@ class PartitionWorker(Partition):
     async def _run_merged(self, inputs: MergedInputs) -> bool:
         """Handle the next events of several inputs in one slice, as far as their handlers are plain. ``False``: none;
         what comes next is for ``handle``."""
-        if self._buffer or self._issuer.is_blocked or self.engine.pool.is_full:
+        if self._buffer or self._issuer.is_blocked or self.engine.pool.is_full or self.timers.jobs_full:
             return False
         records, runs = inputs.next_runs(self.engine.now(), self.hot_path.merged_size)
         if not records:
@@ -392,7 +392,7 @@ class PartitionWorker(Partition):
             await self._interjection(requested)
             self._heads.ahead.withdraw_gone()
         fired = not self.is_closing and self._fires_timers and await self._due_timers.run_due()
-        visited = not self.is_closing and self._may_visit and await self._visiting.step()
+        visited = not self.is_closing and self._fires_timers and await self._visiting.step(self.inputs)
         if due is None and requested is None and not fired and not visited:
             return False
         await self._breathe()

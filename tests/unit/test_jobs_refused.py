@@ -1,0 +1,171 @@
+"""Durable jobs that cannot be, records that are spoilt, and definitions that are gone: named, and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streams import AsyncJobScheduler, EventContext, EventFailure, EventSource
+from streams import EventSourceConfig as Config
+from streams.core.jobs import COUNTER, Jobs
+from streams.errors import ConfigError, OffsetError, RegistrationError
+from streams.metrics import DurableJobEnded
+from streams.runtime.changelog import encode_timer, timer_key
+from streams.runtime.partition.job_runs import JobRun
+from streams.settings import SchedulerConfig
+from streams.testing import TestDriver
+from streams.testing.simulation.virtual_time import elapse
+from tests.unit.jobs_kit import LONG, Order, Shop, order
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def test_a_definition_that_is_gone_leaves_its_jobs_waiting() -> None:
+    shop = Shop(retry=LONG)
+    shop.broken = {1}
+    with shop.driver() as driver:
+        order(driver, 1, name="n")
+        order(driver, 2, name="m", key="b", delay=700)
+        driver.leave()
+        shop.defines_jobs = False
+        driver.restart()
+        driver.advance(900)
+        assert len(driver.jobs()) == 2
+        driver.cancel_job("n")
+        assert [job.name for job in driver.jobs()] == ["m"]
+        driver.leave()
+        shop.defines_jobs = True
+        driver.restart()
+        driver.settle()
+        assert shop.answered == [2]
+
+
+def source_of(job: Any, **options: Any) -> tuple[EventSource[None], Any]:
+    source = EventSource(Config(group_id="g", topic="t", num_partitions=1))
+    jobs: Any = AsyncJobScheduler(source, job, lambda ctx, item, result: None, **options)
+    return source, jobs
+
+
+async def plain(item: int) -> int:
+    await elapse(0)
+    return item
+
+
+async def no_types(item):  # type: ignore[no-untyped-def]
+    return item
+
+
+async def unwritable(item: int) -> object:
+    return object()
+
+
+async def large(item: int) -> bytes:
+    return b"x" * 300_000
+
+
+def start(source: EventSource[Any], jobs: Any, item: object, **options: Any) -> TestDriver[Any]:
+    @source.on
+    def on_order(ctx: EventContext[None], event: Order) -> None:
+        ctx.start_job(jobs, item, **options)
+
+    return TestDriver(source)
+
+
+@pytest.mark.parametrize(
+    ("job", "item", "options", "error"),
+    [
+        (no_types, 1, {}, "has no annotation for the item"),
+        (plain, "x" * 10, {}, "cannot be encoded|expected"),
+        (plain, 1, {"delay": -1}, "0 or more"),
+        (plain, 1, {"delay": "soon"}, "0 or more"),
+        (plain, 1, {"name": "@mine"}, "does not begin with @"),
+        (plain, 1, {"name": ""}, "a job's name"),
+        (plain, 1, {"key": 5}, "the key of a job is a int"),
+        (plain, 1, {"order": 5}, "the order of a job is a int"),
+    ],
+)
+def test_what_cannot_be_started_fails_the_event_by_name(job: Any, item: object, options: Any, error: str) -> None:
+    source, jobs = source_of(job)
+    with start(source, jobs, item, **options) as driver, pytest.raises(EventFailure, match=error):
+        driver.send(Order(1), key="a")
+
+
+def test_other_sources_jobs_and_two_of_one_name_are_refused() -> None:
+    source, _ = source_of(plain)
+    _, foreign = source_of(plain)
+    with start(source, foreign, 1) as driver, pytest.raises(EventFailure, match="another"):
+        driver.send(Order(1), key="a")
+    source, jobs = source_of(plain)
+    AsyncJobScheduler(source, plain)
+    with start(source, jobs, 1) as driver, pytest.raises(EventFailure, match="give each a name="):
+        driver.send(Order(1), key="a")
+    source, _ = source_of(plain)
+    with start(source, "jobs", 1) as driver, pytest.raises(EventFailure, match="takes an AsyncJobScheduler"):
+        driver.send(Order(1), key="a")
+
+
+@pytest.mark.parametrize(("job", "error"), [(unwritable, "cannot be"), (large, "has 300000 bytes|300002 bytes")])
+def test_results_that_cannot_be_kept_are_failed_attempts(job: Any, error: str) -> None:
+    found: list[str] = []
+    source, jobs = source_of(job, on_failure=lambda ctx, item, reason: found.append(str(reason)))
+    with start(source, jobs, 1) as driver:
+        if job is unwritable:
+            with pytest.raises(EventFailure, match="cannot be durable"):
+                driver.send(Order(1), key="a")
+            return
+        driver.send(Order(1), key="a")
+        driver.settle()
+    assert len(found) == 1
+    assert "bytes" in found[0]
+
+
+def test_an_item_that_is_too_large_is_refused_in_the_handler() -> None:
+    async def keep(item: bytes) -> None: ...
+
+    source, jobs = source_of(keep)
+    with start(source, jobs, b"x" * 300_000) as driver, pytest.raises(EventFailure, match="at most 262144"):
+        driver.send(Order(1), key="a")
+
+
+@pytest.mark.parametrize(
+    "more", [{"rate_per_second": 0}, {"rate_per_second": "x"}, {"max_jobs": 0}, {"when_full": "drop"}]
+)
+def test_settings_are_checked(more: Any) -> None:
+    with pytest.raises(ConfigError, match=next(iter(more))):
+        SchedulerConfig(concurrency=1, **more)
+
+
+def test_registration_refuses_by_name_what_cannot_be() -> None:
+    async def run_taker(item: int, run: JobRun) -> None: ...
+
+    source, jobs = source_of(run_taker)
+    with pytest.raises(RegistrationError, match=r"start it with ctx\.start_job"):
+        jobs.register_event_type(Order, key=lambda event: event.key)
+    with pytest.raises(RegistrationError, match="on_error is 5"):
+        source_of(plain, on_error=5)
+    last: Any = AsyncJobScheduler(source, plain, name="last")
+    first: Any = AsyncJobScheduler(source, plain, then=last, name="first")
+    with start(source, first, 1) as driver, pytest.raises(EventFailure, match="they have `then`"):
+        driver.send(Order(1), key="a")
+
+
+def test_records_that_are_spoilt_stop_the_partition_by_name() -> None:
+    shop = Shop(retry=LONG)
+    shop.broken = {1}
+    with shop.driver() as driver:
+        order(driver, 1, name="n")
+        driver.leave()
+        world, zero = driver._world, encode_timer(Jobs().counter)
+        world.broker.append(world.config.changelog, 0, timer_key(COUNTER), zero, None)
+        with pytest.raises(OffsetError, match=r"the jobs in the changelog are broken.*has the number 0, and the next"):
+            driver.restart()
+
+
+def test_measurements_name_the_ends() -> None:
+    seen: list[DurableJobEnded] = []
+    shop = Shop(retry=None, metrics_handler=lambda one: seen.append(one) if isinstance(one, DurableJobEnded) else None)
+    shop.broken = {2}
+    with shop.driver() as driver:
+        order(driver, 1, 2)
+    assert [one.outcome for one in seen] == ["done", "failed"]
