@@ -59,10 +59,14 @@ class Cluster:
 
     def fill(self, source: str, seed: int, events: int) -> None:
         """Write the first ``events`` deposits of the seed. Raises ``Failed``."""
+        self.write(source, islice(deposits(seed), events))
+
+    def write(self, source: str, events: Iterable[tuple[str, int]]) -> None:
+        """Write these deposits, as account and cents. Raises ``Failed``."""
         producer = Producer(
             self._settings | {"partitioner": "murmur2_random", "linger.ms": 50, "queue.buffering.max.messages": 0}
         )
-        for number, (account, cents) in enumerate(islice(deposits(seed), events)):
+        for number, (account, cents) in enumerate(events):
             if number % 5_000 == 0:
                 producer.poll(0)
             producer.produce(source, encoded(account, cents, 0.0), account, headers=TYPE)

@@ -1,7 +1,8 @@
 """The same work by ``EventSource``, with everything on: types, typed table with changelog, metrics, group membership.
 
 ``python -m benchmarks.engine [HOW] JOB``: ``plain`` (the default), ``batch`` (a batch handler), and with work that
-waits ahead of an event's turn, ``scheduler`` (``AsyncJobScheduler``) and ``concurrency`` (``concurrency=``).
+waits ahead of an event's turn, ``scheduler`` (``AsyncJobScheduler``) and ``concurrency`` (``concurrency=``). With
+``parking`` one account in ``bad`` (0: none) fails for a millisecond, ``fails`` times for each event, and is parked.
 Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
 ``switch`` the interpreter's switch interval in seconds, ``slots`` the jobs at a time.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -19,11 +21,13 @@ import msgspec
 from benchmarks.child import job_of
 from benchmarks.workload import Account, Balance, Deposited, Job, wait_seconds
 from streams import (
+    PARK,
     AsyncJobScheduler,
     EventContext,
     EventSource,
     EventSourceConfig,
     GroupConfig,
+    ParkingConfig,
     PoolConfig,
     SchedulerConfig,
     Table,
@@ -102,6 +106,22 @@ def by_batch(job: Job) -> EventSource[Accounts]:
     return source
 
 
+def parking(job: Job) -> EventSource[Accounts]:
+    """Build it with a handler that fails for some accounts."""
+    pace = ParkingConfig(first_retry_seconds=0.1, max_retry_seconds=1.0, max_key_events=1_000_000, max_bytes=1 << 30)
+    source, output = without_handlers(job, error_policy=PARK, parking=pace), job.output
+    bad, fails = int(job.options.get("bad", "0")), int(job.options.get("fails", "1"))
+
+    def deposited(ctx: EventContext[Accounts], event: Deposited) -> None:
+        if bad and int(event.account[-5:]) % bad == 0 and ctx.attempt <= fails:
+            time.sleep(0.001)
+            raise ConnectionError("not yet")
+        deposit(ctx, event, output)
+
+    source.register_event_type(Deposited, deposited)
+    return source
+
+
 async def one_step(_: Deposited) -> None:
     """Give way to the loop once: what is left is the toolkit's own price."""
     await asyncio.sleep(0)
@@ -151,6 +171,7 @@ def deposit(ctx: EventContext[Accounts], event: Deposited, output: str) -> None:
 MADE: dict[str, Callable[[Job], EventSource[Accounts]]] = {
     "plain": source_of,
     "batch": by_batch,
+    "parking": parking,
     "scheduler": lambda job: by_scheduler(job, wait),
     "concurrency": lambda job: by_concurrency(job, wait),
 }

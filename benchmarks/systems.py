@@ -97,6 +97,7 @@ register(
     Module("loop", "benchmarks.loop"),
     Module("scheduler", "benchmarks.engine scheduler"),
     Module("concurrency", "benchmarks.engine concurrency"),
+    Module("parking", "benchmarks.engine parking"),
 )
 
 

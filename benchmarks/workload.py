@@ -112,6 +112,11 @@ class Judge:
         self._counts[balance.account] = max(balance.count, due)
         self._sums[balance.account] = balance.cents
 
+    def order(self, outputs: int) -> str:
+        """Return the fault, empty if there are so many outputs, and those of each account in their order."""
+        wrong = f"{self._wrong} outputs out of turn; the first: {self._first}" if self._wrong else ""
+        return wrong or ("" if self.outputs == outputs else f"{self.outputs} outputs instead of {outputs}")
+
     def verdict(self, seed: int, handled: int, written: int = 0, *, in_turn: bool = False) -> str:
         """Return the fault, empty if ``handled`` of the first ``written`` deposits of the seed (all of them, if it is
         not given) were counted exactly once: of each account the first ones."""

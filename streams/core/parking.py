@@ -226,7 +226,7 @@ class Queue:
         """Let the head go: the next one is due at once, or the key is open."""
         state = self.state
         gone = self._without(state.head)
-        if state.head + 1 == state.next:
+        if state.head + 1 == state.next:  # the key opens with the last one, never with the first
             return {self.name: None, **gone}
         size = state.bytes - sum(self.pieces[state.head])
         nexts = QueueState(state.head + 1, state.next, size, state.since_ms, owner=owner)
@@ -242,6 +242,7 @@ class Queue:
     def followed_by(self, queued: Queued, most: int) -> dict[str, Timer | None]:
         """Queue a further event, in pieces of so many bytes at most."""
         pieces, size = _pieces(self.name, self.state.next, queued, most)
+        # The head's time stays, and its record comes first: ``apply`` needs the queue before its events.
         return {**self._with(self.record.due_ms, next=self.state.next + 1, bytes=self.state.bytes + size), **pieces}
 
     def _with(self, due_ms: int, **fields: int | str) -> dict[str, Timer | None]:

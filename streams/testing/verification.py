@@ -35,6 +35,7 @@ from streams.kafka.settings import ClientSettings
 from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord, Record
 from streams.runtime.changelog import TIMER_PREFIX
+from streams.runtime.partition.parked_events import QUEUES
 from streams.settings.config import EventSourceConfig
 from streams.testing.trial_process import TrialFailed, WorkerProcess
 
@@ -88,6 +89,8 @@ class Left(msgspec.Struct):
     state: dict[tuple[int, bytes], bytes]
     timers: int = 0
     """Set and not fired."""
+    parked: frozenset[tuple[int, bytes, int]] = frozenset()
+    """Queues of parked events: partition, name, number of records."""
 
 
 class Trial:
@@ -234,11 +237,23 @@ class Trial:
             now = site.handled()
             self._say(what, max(now, 0), len(self._records))
             if now >= len(self._records):
+                self._settle(site, patience)
                 return
             if now != handled:
                 handled, moved_at = now, time.monotonic()
             self._check(site, workers, moved_at + patience, f"{now} of {len(self._records)} records were handled")
             time.sleep(POLL_SECONDS)
+
+    def _settle(self, site: Site, patience: float) -> None:
+        """Wait until no event is parked, or the same ones are so long that further attempts have failed, too: what took
+        effect is the same in both runs then."""
+        calm = min(patience, 2 * self._config.parking.max_retry_seconds + _BEYOND_SESSION)
+        there, since = site.parked(), time.monotonic()
+        while there and time.monotonic() - since < calm:
+            time.sleep(POLL_SECONDS)
+            now = site.parked()
+            if now != there:
+                there, since = now, time.monotonic()
 
     def _check(self, site: Site, workers: Sequence[WorkerProcess], deadline: float, stand: str) -> None:
         for worker in workers:
@@ -328,8 +343,23 @@ class Site:
         last = {(record.partition, record.key): record.value for record in self._read(config.changelog)}
         there = {(place, key): value for (place, key), value in last.items() if key is not None and value is not None}
         state = {place: value for place, value in there.items() if not place[1].startswith(RESERVED_KEY_PREFIX)}
-        timers = sum(key.startswith(TIMER_PREFIX) for _, key in there)
-        return Left(dict(outputs), dict(letters), state, timers)
+        parked = self.parked()
+        timers = sum(key.startswith(TIMER_PREFIX) and not key.startswith(QUEUES) for _, key in there)
+        return Left(dict(outputs), dict(letters), state, timers, parked)
+
+    def parked(self) -> frozenset[tuple[int, bytes, int]]:
+        """Return partition and name of all queues with parked events, and how many these are, as far as it is
+        committed."""
+        with closing(TopicAdmin(self._settings)) as admin, closing(PartitionReader(self._settings)) as reader:
+            marks = admin.watermarks(self._config.changelog)
+            ranges = {number: (mark.start, mark.stable) for number, mark in marks.items()}
+            read = reader.read_all(self._config.changelog, ranges, stalled_after_seconds=30.0)
+        last = {(record.partition, record.key): record.value for records in read.values() for record in records}
+        count: dict[tuple[int, bytes], int] = defaultdict(int)
+        for (partition, key), value in last.items():
+            if value is not None and key is not None and key.startswith(QUEUES):
+                count[partition, key.removeprefix(QUEUES).partition(b"/")[0]] += 1
+        return frozenset((*queue, records) for queue, records in count.items())
 
     def _read(self, topic: str) -> list[IncomingRecord]:
         with closing(TopicAdmin(self._settings)) as admin, closing(PartitionReader(self._settings)) as reader:
@@ -358,6 +388,8 @@ def differences(expected: Left, seen: Left, *, any_order: bool = False) -> list[
         if expected.state.get(place) != seen.state.get(place):
             texts = f"{_short(seen.state.get(place))}, undisturbed {_short(expected.state.get(place))}"
             found.append(f"state of partition {place[0]}, key {_short(place[1])}: {texts}")
+    if expected.parked != seen.parked:
+        found.append(f"{len(seen.parked)} parked keys, {len(expected.parked)} undisturbed, or with other events")
     return found
 
 

@@ -35,7 +35,7 @@ CAME = r"PartitionMoved\(.*direction='in'"
 
 
 MOVED = r"PartitionMoved\("
-REFUSED = r"kes\.timer\.@park/|@park/|newer"
+REFUSED = "its format is 2, the newest known here is 1"
 STATIC = '    settings.setdefault("static_membership", bool(os.environ.get("BANK_STATIC")))\n'
 """A line of this code's bank, which that of before lacks."""
 ORDERS = [("before", "this"), ("this", "before")]
@@ -151,8 +151,8 @@ def test_the_code_of_before_refuses_partitions_with_parked_keys(
     parked_bank: ParkedBank, before: Path, seed: int
 ) -> None:
     """It would handle later events of these keys before those that wait. Its copies never become ready, so nothing is
-    moved to it; what it has to take over, it stops at by name, and this code goes on. Once the queues are empty, it is
-    a member as any other."""
+    moved to it; what it has to take over, it stops at by name, and this code goes on. Empty queues do not change that
+    while their records are in the log: it reads each one."""
     group, old = parked_bank, {**SETTINGS, "PYTHONPATH": str(before)}
     new = {**SETTINGS, **parked_bank.settings}
     group.broken(True)
@@ -166,23 +166,19 @@ def test_the_code_of_before_refuses_partitions_with_parked_keys(
     assert owner.works_on() == group.partitions, "nothing is moved to it"
     owner.kill()
     wait_until(lambda: not other.running, "it stops at what it has to take over")
-    assert other.times(REFUSED) > 0, other.last_words()
-    before_it = group.handled()
+    assert re.search(rf"OffsetError.*{REFUSED}", other.last_words(200)), other.last_words()
     owner = group.start("this", **new)
     group.wait_progress(1_000)
-    assert before_it > 0
     load.stop()
     group.broken(False)
     group.wait_handled()
     wait_until(lambda: not any(group.parked_keys()), "the queues are empty")
     other = group.start("before", **old)
-    share_evenly(owner, other)
+    wait_until(lambda: other.times(REFUSED) > 0, "it reads what was in them")
+    assert owner.works_on() == group.partitions
     group.deposit(300, KEYS, seed + 1)
     group.wait_handled()
-    owner.kill()
-    works_on(other, group.partitions)
     assert other.stop() == 0, other.last_words()
-    group.start("this", **new)
     group.work_off()
 
 

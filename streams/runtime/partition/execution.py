@@ -367,7 +367,7 @@ class Execution:
     async def _queue(self, queue: Queue, record: IncomingRecord, route: Route | None) -> None:
         """Have an event wait behind those of its key; with the ``route`` of a row's update, which changes the row.
         Raises ``NoRoom``."""
-        changes = self.parked_events.behind(queue, record)
+        changes = self.parked_events.behind(queue, record)  # in one unit with the position: never below it and nowhere
         ctx = self.context_of(record, route, 1)
         ctx._timer_changes = changes
         await self.complete(ctx, record.offset + 1)

@@ -56,6 +56,7 @@ class HeadsAhead:
             entry = self._entry(queue, record, route, event)
             self._under_way[name] = queue.state.head, entry
         self._refused.discard(name)
+        # The head's own buffer, not the partition's: behind it all events would wait.
         if not entry.is_settled and not self._host.stages.get(route.ahead.stage).begin(entry):
             self._refused.add(name)
         if not entry.is_settled:
@@ -65,7 +66,7 @@ class HeadsAhead:
         return entry
 
     def withdraw_gone(self) -> None:
-        """Withdraw the work of heads that an operator has let go."""
+        """Withdraw the work of heads that an operator has let go: its end would be taken for that of the next head."""
         queues = self._partition.timers.parked.by_name
         for name, (number, _) in list(self._under_way.items()):
             queue = queues.get(name)

@@ -72,6 +72,7 @@ class ParkedHeads:
         """Try the head of a queue that is due. Raises as ``PartitionWorker.run``."""
         partition, timers = self._partition, self._partition.timers
         queue = timers.parked.by_name[due.name]
+        # Before its work, which may run ahead: an event that ends its process does so there, too.
         if queue.must_be_noted(self._host.writer):
             await self._note(queue)
             return
@@ -194,6 +195,7 @@ class ParkedHeads:
         else:
             ctx = kind.context(partition, host, (record,), attempts, timer, queue.origin)
             ctx.topic_partition = where
+        # Among the changes of its own unit: the head is gone if, and only if, its effects are there.
         ctx._trace, ctx._timer_changes = self._execution.span, (ctx._timer_changes or {}) | self._left(queue)
         return ctx
 

@@ -1,0 +1,1 @@
+"""Parked keys: their price, and how fast they are worked off."""

@@ -1,0 +1,144 @@
+"""Parked keys: the price of those that wait for all others, and the speed at which their queues are worked off."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import ClassVar
+
+import msgspec
+from rich.table import Table
+
+from benchmarks.bench import Bench
+from benchmarks.cluster import Cluster
+from benchmarks.drain import middle_rate
+from benchmarks.measures import Aim, Measure, at_least, at_most
+from benchmarks.steady import steady
+from benchmarks.systems import Failed, System, system_running
+from benchmarks.tables import loads, names, of_rounds, of_system, right, spread, table, verdict
+from benchmarks.workload import deposits
+
+NEVER = 1_000_000
+"""Attempts that fail: all of them."""
+OPEN, ONE, MANY = "nothing parked", "1 of 10,000 keys", "1 key in 100"
+DRAINS = {OPEN: 0, ONE: 10_000, MANY: 100}
+WORKED_OFF = "queues worked off"
+QUEUED_KEYS = 1_000
+CALM, FAILING = "p99, none fails", "p99, one key fails"
+RATE = 1_000
+PATIENCE_SECONDS = 120
+
+
+class KeysResult(msgspec.Struct, frozen=True):
+    """One run. ``figure``: events a second, or milliseconds. ``system``: the name of the row."""
+
+    system: str
+    round: int
+    figure: float = 0.0
+    fault: str = ""
+    load_average: float = 0.0
+
+
+def drained(cluster: Cluster, bad: int, source: str, seed: int, records: int) -> tuple[float, str]:
+    """Handle a backlog while each event of some accounts fails: the rate of all events, and the fault."""
+    job, system = cluster.job(source), System.parse(f"parking:bad={bad},fails={NEVER}")
+    with system_running(system, job) as child:
+        cluster.wait_committed(job, records, child.check, PATIENCE_SECONDS, system)
+    good = sum(not bad or int(account[-5:]) % bad > 0 for account, _ in islice(deposits(seed), records))
+    judge, appended = cluster.judged(job)
+    cluster.forget(job, source=False)
+    return middle_rate(appended) * records / good, judge.order(good)
+
+
+def worked_off(cluster: Cluster, records: int, seed: int) -> tuple[float, str]:
+    """Park all events of ``QUEUED_KEYS`` accounts; then start the repaired program, and wait until all are handled."""
+    job = cluster.job()
+    accounts = (f"account-{number % QUEUED_KEYS:05d}" for number in range(records))
+    cluster.write(job.source, ((account, 1) for account in accounts))
+    broken = System.parse(f"parking:bad=1,fails={NEVER}")
+    with system_running(broken, job) as child:
+        cluster.wait_committed(job, records, child.check, PATIENCE_SECONDS, broken)
+    with system_running(System.parse("parking"), job) as child:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while sum(1 for _ in cluster.records(job.output, job.partitions)) < records:
+            child.check()
+            if time.monotonic() > until:
+                raise Failed(f"the queues were not worked off in {PATIENCE_SECONDS} s")
+            time.sleep(1.0)
+    judge, appended = cluster.judged(job)
+    cluster.forget(job, source=True)
+    return middle_rate(appended), judge.order(records)
+
+
+class Keys(Measure[KeysResult]):
+    """Parked keys."""
+
+    name, title, place = "keys", "Parked keys", 46
+    presets = frozenset({"full"})
+    result = KeysResult
+    about = f"""\
+The account workload with `PARK`. *Drains*: each event of the named share of the accounts fails and waits; the rate
+counts all events, by the log-append times of the others' outputs. *{WORKED_OFF.capitalize()}*: all events of
+{QUEUED_KEYS:,} keys wait; then a repaired program starts. Each partition begins ten queues a second, so 100 keys of a
+partition take ten seconds at least. *p99*: {RATE:,} events a second, in one run none fails, in the other each event of
+one key fails once, after a millisecond."""
+
+    sizes: ClassVar = {
+        "records": (20_000, 200_000, 500_000),
+        "queued": (10_000, 100_000, 100_000),
+        "seconds": (3.0, 10.0, 20.0),
+        "rounds": (1, 3, 5),
+    }
+
+    def run(self, bench: Bench) -> Iterator[KeysResult]:
+        """All rows in turn, round by round."""
+        sizes, cluster = bench.sizes(self), bench.cluster
+        bench.warm_up(live=True)
+        source = cluster.source("keys-in")
+        cluster.fill(source, bench.seed, sizes.records)
+        for turn in range(1, sizes.rounds + 1):
+            for row, bad in DRAINS.items():
+                bench.now(f"keys {turn}/{sizes.rounds}: {row}")
+                figure, fault = drained(cluster, bad, source, bench.seed, sizes.records)
+                yield KeysResult(row, turn, figure, fault, os.getloadavg()[0])
+            for row, label in ((CALM, "parking"), (FAILING, "parking:bad=10000,fails=1")):
+                bench.now(f"keys {turn}/{sizes.rounds}: {row}")
+                found = steady(cluster, System.parse(label), bench.seed, RATE, sizes.seconds)
+                yield KeysResult(row, turn, found.p99, found.fault or found.behind, found.load_average)
+            bench.now(f"keys {turn}/{sizes.rounds}: {WORKED_OFF}")
+            figure, fault = worked_off(cluster, sizes.queued, bench.seed)
+            yield KeysResult(WORKED_OFF, turn, figure, fault, os.getloadavg()[0])
+
+    def in_short(self, found: KeysResult) -> str:
+        return f"{self.name} {found.round} {found.system}: {found.fault or f'{found.figure:,.1f}'}"
+
+    def tables(self, found: Sequence[KeysResult]) -> list[Table]:
+        title = f"Parked keys, events a second, or ms: {of_rounds(found)}; {loads(found)}"
+        shown = table(title, ["row"], ["figure", "right"])
+        for name in names(found):
+            mine = of_system(found, name)
+            shown.add_row(name, spread((one.figure for one in right(mine)), ",.1f"), verdict(mine))
+        return [shown]
+
+    def aims(self, found: Sequence[KeysResult]) -> list[Aim]:
+        """By the rounds in which both sides are right."""
+        by = {(one.system, one.round): one.figure for one in right(found)}
+        rounds = sorted({turn for _, turn in by})
+
+        def pairs(one: str, other: str) -> list[tuple[float, float]]:
+            return [(by[one, turn], by[other, turn]) for turn in rounds if {(one, turn), (other, turn)} <= by.keys()]
+
+        aims = []
+        for row, least in ((ONE, 0.95), (MANY, 0.80)):
+            if shares := [parked / plain for parked, plain in pairs(row, OPEN)]:
+                aims.append(at_least(f"drain, {row} parked, to nothing parked", least, shares))
+        if later := [failing - calm for failing, calm in pairs(FAILING, CALM)]:
+            aims.append(at_most("p99 of others while one key fails, later by", 3, later, "ms"))
+        if rates := [one.figure for one in right(of_system(found, WORKED_OFF))]:
+            aims.append(at_least("queued events worked off, a second", 10_000, rates))
+        return aims
+
+
+MEASURES = (Keys(),)
