@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,17 @@ def as_it_was(old: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
+@event_type("core.router.several", version=2)
+@dataclass
+class Several:
+    text: str
+
+
+@upcaster(Several, from_version=1, many=True)
+def split(old: dict[str, Any]) -> list[Any]:
+    return []
+
+
 def plain(ctx: object, value: object) -> None: ...
 
 
@@ -74,6 +86,17 @@ def route(handler: Any, *, blocking: bool = False, event_class: type | None = No
 def test_the_kind_of_a_handler(handler: Any, blocking: bool, kind: tuple[bool, bool, bool]) -> None:
     made = route(handler, blocking=blocking)
     assert (made.is_async, made.is_blocking, made.plain) == kind
+
+
+@pytest.mark.parametrize("options", [{"blocking": True}, {"kind": BATCH}], ids=["blocking", "batch"])
+def test_several_events_of_one_record_are_for_handlers_with_a_turn(options: dict[str, Any]) -> None:
+    for made in (route(plain, event_class=Several), route(plain, event_class=Several, **options)):
+        router = Router()
+        router.add(made)
+        refused = pytest.raises(RegistrationError, match="many=True, whose events are handled in their turn")
+        with nullcontext() if made.has_turn else refused:
+            router.freeze()
+    assert not made.has_turn
 
 
 def test_what_a_route_decodes() -> None:

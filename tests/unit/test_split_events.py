@@ -144,15 +144,6 @@ def test_parts_that_cannot_be_are_the_record_s_problem(lines: int, said: str) ->
         assert re.search(said, message.decode())
 
 
-@pytest.mark.parametrize("options", [{"blocking": True}, {"batch": True}], ids=repr)
-def test_handlers_that_have_no_turn_of_their_own_are_refused_at_the_start(options: dict[str, Any]) -> None:
-    config = EventSourceConfig(group_id="g", topic="orders", num_partitions=1)
-    source = EventSource(config)
-    source.register_event_type(SplitOrder, lambda ctx, event: None, **options)
-    with pytest.raises(RegistrationError, match="many=True, whose events are handled in their turn"):
-        TestDriver(source)
-
-
 def test_a_part_whose_handler_has_no_turn_is_refused_by_name() -> None:
     config = EventSourceConfig(group_id="g", topic="orders", num_partitions=1, decode_policy=DEAD_LETTER)
     source = EventSource(config)

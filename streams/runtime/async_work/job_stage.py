@@ -48,13 +48,17 @@ class JobDefinition:
     on_error: Retry | None = None
     takes_run: bool = False
 
-    @functools.cached_property
+    @property
     def codecs(self) -> tuple[Codec[Any], Codec[Any]]:
         """Return those of durable jobs. Raises ``RegistrationError`` for jobs that cannot be durable."""
+        return self._codecs
+
+    @functools.cached_property
+    def _codecs(self) -> tuple[Codec[Any], Codec[Any]]:
         return codecs_of(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "codecs"}
+        return {name: value for name, value in self.__dict__.items() if name != "_codecs"}
 
     @property
     def described(self) -> tuple[str, ...]:
