@@ -63,7 +63,7 @@ def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, 
     return _misread(self, original, partition, when, for_my_name)
 
 
-@instead(Replicas, "take", "marker: generation", "pendulum", seed=100)
+@instead(Replicas, "take", "marker: generation", "pendulum", seed=576)
 def old_markers_count_too(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(seen.to, 1 << 60))
 
@@ -127,7 +127,7 @@ async def foreign_records_answer_a_look_up(original: Any, self: LookUps, partiti
     return answer
 
 
-@missed("copies", "evictions", "slow_restores", seed=17)
+@missed("copies", "evictions", "slow_restores", seed=58)
 def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     def reaches(self: Replicas, partition: int, goal: int) -> bool:
         copy = self._copies.get(partition)
@@ -142,7 +142,7 @@ def standbys_are_promoted_as_they_are(patch: Patch) -> None:
     patch.setattr(TakeOvers, "_start", at_once)
 
 
-@instead(Replicas, "_received", "copies", "everything", "refused_under_way", seed=355)
+@instead(Replicas, "_received", "copies", "everything", "refused_under_way", seed=234)
 def the_tails_epoch_is_not_looked_at(original: Any, self: Replicas, partition: int, epoch: int, *read: Any) -> None:
     copy = self._copies.get(partition)
     original(self, partition, -1 if copy is None else copy.epoch, *read)

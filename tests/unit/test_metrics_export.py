@@ -4,7 +4,6 @@ loop that hangs holds up anything."""
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import socket
 import threading
@@ -39,7 +38,7 @@ from streams.metrics import (
 )
 from streams.observability import HttpServer, PrometheusMetrics, http_server, observed_source
 from streams.observability.catalogue import INSTRUMENTS, WORKER_STARTS, WORKER_UP, Kind
-from streams.observability.health import SourceHealth, Verdict
+from streams.observability.health import Verdict
 from streams.observability.http_server import parse_address
 from streams.statistics import (
     CopyStatistics,
@@ -439,16 +438,3 @@ def test_clients_that_hang_hold_up_nothing_and_are_few(monkeypatch: pytest.Monke
             assert hangs(b"GET /live HTTP/1.0\r\n\r\n").recv(100) == b"", "turned away"
         late.set()
         assert [client.recv(12) for client in answered] == [b"HTTP/1.0 200"] * 3
-
-
-async def test_a_look_that_a_closed_loop_left_behind_is_not_waited_for(bench: Bench) -> None:
-    """As when a source runs, ends with a look under way, and runs again in the same process."""
-    source = bench.make(nothing)
-    now, left = [0.0], concurrent.futures.Future[Any]()
-    health = SourceHealth(source, lambda: now[0])
-    health._looking, health._loop, health._since = left, asyncio.new_event_loop(), 0.0
-    health._loop.close()
-    now[0] = 1_000.0
-    await bench.start()
-    assert await in_thread(health.live) == (True, "g: live")
-    await bench.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import re
 from typing import Any
@@ -19,6 +20,8 @@ from streams.observability.prometheus import PrometheusMetrics
 from streams.statistics import PartitionStatistics, SourceState, SourceStatistics
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config
+from tests.unit.runtime_kit import Bench, nothing
+from tests.unit.test_metrics_export import in_thread
 from tests.unit.test_metrics_export import source_of as exported_source
 from tests.vocabulary import TOTALS, Added
 
@@ -251,3 +254,16 @@ def test_a_bound_of_seconds_for_readiness(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(health, "statistics", lambda *_: statistics)
     assert health.ready(None, 8.0).is_good
     assert health.ready(None, 7.0) == (False, "g: partitions are more than 7 s behind: 3 (7.5 in in)")
+
+
+async def test_a_look_that_a_closed_loop_left_behind_is_not_waited_for(bench: Bench) -> None:
+    """As when a source runs, ends with a look under way, and runs again in the same process."""
+    source = bench.make(nothing)
+    now, left = [0.0], concurrent.futures.Future[Any]()
+    health = SourceHealth(source, lambda: now[0])
+    health._looking, health._loop, health._since = left, asyncio.new_event_loop(), 0.0
+    health._loop.close()
+    now[0] = 1_000.0
+    await bench.start()
+    assert await in_thread(health.live) == (True, "g: live")
+    await bench.stop()

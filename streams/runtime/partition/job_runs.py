@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import anyio
 import msgspec
 
-from streams.core.jobs import JobEnd, JobRecord
+from streams.core.jobs import PREFIX, JobEnd, JobRecord
 from streams.core.parking import NEVER_MS, Queued
 from streams.core.policy import Decision, Failure, apply_error_policy
 from streams.core.router import Route, Router
@@ -286,16 +286,17 @@ class JobRuns:
         self._measure(due, measured)
 
     async def _parked(self, due: JobRecord, route: Route, error: BaseException | None, end: JobEnd) -> bool:
-        """Keep a job without ``on_failure`` for an operator, if its policy is to park it: the events of its key go on
-        meanwhile. ``False``: the policy is another one."""
+        """Keep a job without ``on_failure``, if its policy is to park it: the events of its key go on meanwhile.
+        ``False``: the policy is another one."""
         assert error is not None
         attempts, partition = due.state.attempts, self._partition
         if apply_error_policy(Failure(attempts, error, is_final=True), route.policy) is not Decision.PARK:
             return False
         self._host.measure(EventFailed(partition.partition, -1, describe(error), Decision.PARK.value))
         _log.warning(
-            "the %s of %s failed after %d attempt(s): %s; it waits for kes jobs retry, or cancel",
-            end.title, partition.topic_partition, attempts, describe(error),
+            "the %s of %s failed after %d attempt(s): %s; it waits until it is started again under its name, or "
+            "cancelled: ctx.cancel_job(%r)",
+            end.title, partition.topic_partition, attempts, describe(error), due.name.removeprefix(PREFIX),
         )  # fmt: skip
         await self._execution.change({due.name: due.changed(NEVER_MS, parked=True, error=describe(error), noted="")})
         return True
@@ -309,8 +310,8 @@ class JobRuns:
         if due.state.jobs not in self._unknown:
             self._unknown.add(due.state.jobs)
             _log.warning(
-                "%s has jobs of %r, which this source does not define (once): they wait until it does; kes jobs cancel "
-                "lets them go",
+                "%s has jobs of %r, which this source does not define (once): they wait until it does, or until they "
+                "are cancelled (ctx.cancel_job)",
                 self._partition.topic_partition,
                 due.state.jobs,
             )
