@@ -294,7 +294,8 @@ class JobRuns:
             return False
         self._host.measure(EventFailed(partition.partition, -1, describe(error), Decision.PARK.value))
         _log.warning(
-            "the %s of %s failed after %d attempt(s): %s; it waits for kes jobs retry, or cancel",
+            "the %s of %s failed after %d attempt(s): %s; it waits, over restarts and deployments, until a handler "
+            "cancels it (ctx.cancel_job)",
             end.title, partition.topic_partition, attempts, describe(error),
         )  # fmt: skip
         await self._execution.change({due.name: due.changed(NEVER_MS, parked=True, error=describe(error), noted="")})
@@ -309,8 +310,8 @@ class JobRuns:
         if due.state.jobs not in self._unknown:
             self._unknown.add(due.state.jobs)
             _log.warning(
-                "%s has jobs of %r, which this source does not define (once): they wait until it does; kes jobs cancel "
-                "lets them go",
+                "%s has jobs of %r, which this source does not define (once): they wait until it does, or until "
+                "a handler cancels them (ctx.cancel_job)",
                 self._partition.topic_partition,
                 due.state.jobs,
             )
