@@ -54,7 +54,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
     it begins after the commit, survives everything, and holds up nothing. Item and result are kept encoded, by the
     annotations of ``job``, which may take a ``JobRun`` as its second argument. ``on_error`` (default:
     ``config.error_policy``) is the policy of the event at its end; with ``PARK``, and without ``on_failure``, a job
-    that has failed for good waits for an operator.
+    that has failed for good waits until it is cancelled (``ctx.cancel_job``).
 
     Make it before the event source starts; it belongs to that source.
     """

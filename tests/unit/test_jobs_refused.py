@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streams import AsyncJobScheduler, EventContext, EventFailure, EventSource
+from streams import PARK, AsyncJobScheduler, EventContext, EventFailure, EventSource
 from streams import EventSourceConfig as Config
 from streams.core.jobs import COUNTER, Jobs
 from streams.errors import ConfigError, OffsetError, RegistrationError
@@ -39,6 +39,27 @@ def test_a_definition_that_is_gone_leaves_its_jobs_waiting() -> None:
         driver.restart()
         driver.settle()
         assert shop.answered == [2]
+
+
+@pytest.mark.parametrize(("act", "answered"), [("cancel", [2]), ("", [2, 3])])
+def test_a_handler_lets_a_parked_job_go_and_a_deployment_does_not(act: str, answered: list[int]) -> None:
+    shop = Shop(retry=None)
+    shop.takes_failures, shop.on_error, shop.broken = False, PARK, {1}
+    with shop.driver() as driver:
+        order(driver, 1, name="n")
+        order(driver, 2)  # of the same order
+        driver.leave()
+        shop.takes_failures, shop.on_error = True, None
+        shop.broken.clear()
+        driver.restart()
+        driver.advance(1_000)
+        assert driver.jobs()[0].is_parked
+        assert [number for number, _, _ in shop.calls] == [1]
+        order(driver, 3, act=act, name="n")
+        assert shop.answered == answered
+        assert len({job_id for _, job_id, _ in shop.calls}) == 1 + len(answered)
+        assert shop.failed == []
+        assert not driver.jobs()
 
 
 def source_of(job: Any, **options: Any) -> tuple[EventSource[None], Any]:
