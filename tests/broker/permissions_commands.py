@@ -75,6 +75,7 @@ command(
     rights=[*POSITION, "Write topic CHANGELOG", "Write transactional-id CHANGELOG.kes-reset"],
     prepare=has_more,
     behind=1,
+    name="`kes reset`",
 )
 command(
     "offsets",
