@@ -17,7 +17,7 @@ from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicEr
 from streams.kafka.permissions import on_group
 from streams.kafka.wire import client as client_module
 from streams.kafka.wire.client import GROUP
-from streams.kafka.wire.codes import Code
+from streams.kafka.wire.codes import Code, is_retriable
 from tests.unit.scripted_broker import GARBAGE, GONE, MUTE, SHORT, TORN, TWICE, WEB, ScriptedBroker
 from tests.unit.waiting import PATIENCE, stays, until
 from tests.unit.wire_client_kit import NOBODY, SECRET, Ours, asked
@@ -113,8 +113,8 @@ async def test_each_refusal_has_its_error(ours: Ours, api: str, code: Code, erro
         client = ours.client(broker.bootstrap_servers)
         await asked(ours, client)
         broker.answer(api, *[int(code)] * 500)
-        # The last one is retried until its time is over; a busy machine needs some for a first answer.
-        seconds = 3.0 if error is BrokerUnavailable else PATIENCE
+        # Some are retried until their time is over; a busy machine needs some for a first answer.
+        seconds = 3.0 if is_retriable(code) else PATIENCE
         with pytest.raises(error, match=f"asking for topics at {broker.bootstrap_servers}: .*{said}"):
             await asked(ours, client, "t", seconds=seconds)
 
