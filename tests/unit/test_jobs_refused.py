@@ -1,12 +1,13 @@
-"""Durable jobs that cannot be, records that are spoilt, and definitions that are gone: named, and nothing is lost."""
+"""Durable jobs that cannot be, or are wanted no more; spoilt records and definitions that are gone: nothing is lost."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from streams import PARK, AsyncJobScheduler, EventContext, EventFailure, EventSource
+from streams import PARK, SKIP, AsyncJobScheduler, EventContext, EventFailure, EventSource, Retry
 from streams import EventSourceConfig as Config
 from streams.core.jobs import COUNTER, Jobs
 from streams.errors import ConfigError, OffsetError, RegistrationError
@@ -16,7 +17,7 @@ from streams.runtime.partition.job_runs import JobRun
 from streams.settings import SchedulerConfig
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.jobs_kit import LONG, Order, Shop, order
+from tests.unit.jobs_kit import LONG, Call, Order, Shop, order
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -190,3 +191,47 @@ def test_measurements_name_the_ends() -> None:
     with shop.driver() as driver:
         order(driver, 1, 2)
     assert [one.outcome for one in seen] == ["done", "failed"]
+
+
+class GatedShop(Shop):
+    """The call of number 1 ends when ``gate`` is set."""
+
+    gate: asyncio.Event
+
+    async def deliver(self, call: Call, run: JobRun) -> str:
+        if call.number == 1:
+            await self.gate.wait()
+        return await super().deliver(call, run)
+
+
+@pytest.mark.parametrize("act", ["cancel", ""])
+def test_a_run_that_ends_before_its_cancellation_is_committed(act: str) -> None:
+    """Its answer is used for nothing, and the job that takes its name keeps its delay."""
+    shop = GatedShop()
+    shop.gate = asyncio.Event()
+    with shop.driver() as driver:
+        order(driver, 1, name="n", wait=False)
+        driver.advance(1)
+        driver.at("commit.before", lambda _: shop.gate.set())
+        order(driver, 2, act=act, name="n", delay=30, wait=False)
+        driver.advance(10)
+        assert shop.gate.is_set()
+        assert shop.answered == shop.failed == []
+        assert [job.name for job in driver.jobs()] == ([] if act else ["n"])
+        driver.advance(60)
+        assert shop.answered == ([] if act else [2])
+
+
+class ExitingShop(Shop):
+    async def deliver(self, call: Call, run: JobRun) -> str:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("policy", [PARK, SKIP, None])
+@pytest.mark.parametrize("takes_failures", [True, False])
+def test_a_job_that_exits_ends_the_source(policy: Retry | None, takes_failures: bool) -> None:
+    shop = ExitingShop()
+    shop.on_error, shop.takes_failures = policy, takes_failures
+    with pytest.raises(SystemExit), shop.driver() as driver:
+        order(driver, 1)
+    assert shop.failed == []

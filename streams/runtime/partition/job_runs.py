@@ -214,8 +214,12 @@ class JobRuns:
         run = self._runs[name] = _Run(state.number, job_run)
 
         def ended(outcome: Outcome) -> None:
-            if self._runs.get(name) is run:  # else it is not wanted any more
-                run.outcome = outcome
+            if self._runs.get(name) is not run:  # it is not wanted any more
+                return
+            run.outcome = outcome
+            record = self._partition.timers.jobs.by_name.get(name)
+            # Else an event has cancelled it, or set it again, and is not committed yet: ``settled`` lets the run go.
+            if record is not None and record.state.number == run.number:
                 self._due_now(name)
 
         self._partition.timers.set_aside(name)
@@ -288,8 +292,9 @@ class JobRuns:
     async def _parked(self, due: JobRecord, route: Route, error: BaseException | None, end: JobEnd) -> bool:
         """Keep a job without ``on_failure``, if its policy is to park it: the events of its key go on meanwhile.
         ``False``: the policy is another one."""
-        assert error is not None
         attempts, partition = due.state.attempts, self._partition
+        if not isinstance(error, Exception):  # SystemExit ends the source, whatever the policy is
+            return False
         if apply_error_policy(Failure(attempts, error, is_final=True), route.policy) is not Decision.PARK:
             return False
         self._host.measure(EventFailed(partition.partition, -1, describe(error), Decision.PARK.value))
