@@ -15,6 +15,7 @@ import pytest
 from streams import EventSource, Table
 from streams.cli import reset
 from streams.cli.state_sources import StateAt
+from streams.core.jobs import COUNTER, PREFIX
 from streams.core.timers import Timer
 from streams.errors import TransactionFailed
 from streams.records import Output
@@ -134,6 +135,17 @@ def test_it_goes_there_and_back(world: World, run: Kes, file: str) -> None:
     assert (place(world, 0), place(world, 1)) == ((8, 2), (5, 2))
     assert world.records(0, RESET_KEY)[-1].value is None
     assert "was not reset: there is nothing to undo" in run("--restore", file, "--yes", code=1).words
+
+
+def test_ids_of_durable_jobs_are_not_given_again(world: World, run: Kes, file: str) -> None:
+    """A receiver drops a call whose id it has seen."""
+    names = (COUNTER, PREFIX + "1")
+    jobs = {timer_key(name): encode_timer(Timer(name, 99, "kes.job", b"1")) for name in names}
+    write(world, 1, {**jobs})
+    run(*dropping(file))
+    assert jobs.keys() & entries(world, 1).keys() == {timer_key(COUNTER)}
+    run("--restore", file, "--yes")
+    assert jobs.items() <= entries(world, 1).items()
 
 
 def test_repeating_it_is_harmless(world: World, run: Kes, file: str) -> None:
