@@ -431,3 +431,14 @@ def test_when_full_fails_only_the_events_that_want_more_fail() -> None:
         driver.advance(5)
         assert len(driver.dead_letters()) == 2
         assert b"JobsFull" in dict(driver.dead_letters()[0].headers or ()).values()
+
+
+def test_a_job_that_is_replaced_at_the_bound_makes_room() -> None:
+    shop = Shop(ordered=False, error_policy=DEAD_LETTER, scheduler={"max_jobs": 1, "when_full": "fail"})
+    shop.seconds = {1: 1000.0}
+    with shop.driver() as driver:
+        order(driver, 1, name="n", wait=False)
+        driver.advance(1)
+        order(driver, 2, name="n")
+        assert shop.answered == [2]
+        assert not driver.dead_letters()

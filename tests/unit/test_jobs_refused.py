@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streams import PARK, SKIP, AsyncJobScheduler, EventContext, EventFailure, EventSource, Retry
+from streams import DEAD_LETTER, PARK, SKIP, AsyncJobScheduler, EventContext, EventFailure, EventSource, Retry
 from streams import EventSourceConfig as Config
 from streams.core.jobs import COUNTER, Jobs
 from streams.errors import ConfigError, OffsetError, RegistrationError
@@ -235,3 +235,19 @@ def test_a_job_that_exits_ends_the_source(policy: Retry | None, takes_failures: 
     with pytest.raises(SystemExit), shop.driver() as driver:
         order(driver, 1)
     assert shop.failed == []
+
+
+@pytest.mark.parametrize("policy", [PARK, SKIP, DEAD_LETTER, None])
+def test_an_operators_cancel_without_on_failure_lets_the_job_go(policy: Retry | None) -> None:
+    """Whatever the policy is: it is for jobs that fail."""
+    shop = Shop(retry=LONG)
+    shop.on_error, shop.takes_failures = policy, False
+    shop.broken = {1}
+    with shop.driver() as driver:
+        order(driver, 1, name="n")
+        assert driver.cancel_job("n")
+        driver.advance(1)
+        assert not driver.jobs()
+        assert not driver.dead_letters()
+        order(driver, 2)
+        assert shop.answered == [2]

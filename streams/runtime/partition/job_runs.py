@@ -132,8 +132,12 @@ class JobRuns:
         timers, name, state = self._partition.timers, due.name, due.state
         definition: DurableJobs | None = (self._host.router.jobs or {}).get(state.jobs)
         run = self._runs.get(name)
-        if definition is None:
-            await self._without_definition(due)
+        if state.cancelled and (definition is None or definition.on_failure is None):
+            # There is no function to hear of it. A policy would park the job again, or stop the source at each start.
+            await self._execution.change({name: None})
+            self._measure(due, "cancelled")
+        elif definition is None:
+            self._without_definition(due)
         elif state.cancelled:
             await self._end(due, definition, Outcome(None, None, JobCancelled("an operator has cancelled the job")))
         elif run is not None and run.outcome is not None:
@@ -306,11 +310,8 @@ class JobRuns:
         await self._execution.change({due.name: due.changed(NEVER_MS, parked=True, error=describe(error), noted="")})
         return True
 
-    async def _without_definition(self, due: JobRecord) -> None:
+    def _without_definition(self, due: JobRecord) -> None:
         """Leave a job whose definition is gone from the code, or has a second one of its name."""
-        if due.state.cancelled:
-            await self._execution.change({due.name: None})
-            return
         self._partition.timers.set_aside(due.name)
         if due.state.jobs not in self._unknown:
             self._unknown.add(due.state.jobs)

@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 from msgspec import UNSET, UnsetType
 
 from streams.core.jobs import LONGEST_BYTES, PREFIX, JobAction, JobRecord, JobState, SeenJob
-from streams.core.timers import Timer
 from streams.errors import EncodeError, JobsFull, RecordRefused, RegistrationError, StoreError
 from streams.outcomes import Retry
 from streams.protocols import Codec
@@ -64,7 +63,6 @@ def start(
     if len(encoded) > LONGEST_BYTES:
         raise RecordRefused(f"the item of a job {definition.name} has {len(encoded)} bytes; at most {LONGEST_BYTES}")
     changes = ctx._changes
-    _refuse_full(ctx, definition, changes)
     if name is None:
         number = len(changes)
         name = own_name(number)
@@ -74,6 +72,7 @@ def start(
             name = own_name(number)
     else:
         check_name("job", name)
+    _refuse_full(ctx, definition, PREFIX + name)
     known = ctx.input or ctx.timer
     result_key = (None if known is None else known.key) if key is UNSET else _as_bytes("key", key)
     ordered_by = result_key if order is UNSET else _as_bytes("order", order)
@@ -125,12 +124,17 @@ def _definition_of(ctx: ContextFields, jobs: Startable) -> DurableJobs:
     return definition
 
 
-def _refuse_full(ctx: ContextFields, definition: DurableJobs, changes: dict[str, Timer | None]) -> None:
+def _refuse_full(ctx: ContextFields, definition: DurableJobs, starting: str) -> None:
     config, timers = definition.config, ctx._timers
     if config.when_full == "wait" or timers is None:
         return
-    started = sum(isinstance(one, JobRecord) and one.state.jobs == definition.name for one in changes.values())
-    if timers.jobs.counts.get(definition.name, 0) + started >= config.max_jobs:
+    there = timers.jobs.counts.get(definition.name, 0)
+    # What this event replaces, cancels or ends makes room: a finalizer that starts the next job has ended one.
+    for name in {*ctx._changes, starting}:
+        known, change = timers.jobs.by_name.get(name), ctx._changes.get(name)
+        there -= known is not None and known.state.jobs == definition.name
+        there += name != starting and isinstance(change, JobRecord) and change.state.jobs == definition.name
+    if there >= config.max_jobs:
         raise JobsFull(
             f"{ctx.where}: the partition has {config.max_jobs} jobs {definition.name!r} that are not over "
             "(SchedulerConfig.max_jobs)"
