@@ -246,7 +246,7 @@ class ByFunction(TypeRule):
     an event type (of version 1), or ``None``: the record does not say it.
 
     It is called on the event loop, once for each record that comes in, before the record's turn, so it is quick and
-    keeps nothing. What it raises makes the record one that cannot be read.
+    keeps nothing. What it raises, even a ``CancelledError``, makes the record one that cannot be read.
     """
 
     def __init__(
@@ -267,7 +267,9 @@ class ByFunction(TypeRule):
             if isinstance(said, type):
                 return tuple(event_type_of(said).headers), record.value
             name = said.encode() if isinstance(said, str) else None
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a cancellation, too: the loop would drop all records that came with this one
             raise DecodeError(f"{self.title} failed: {reason(error)}") from error
         if said is not None and name is None:
             raise DecodeError(f"{self.title} returned {said!r}; it must be an event class, the name of one, or None")

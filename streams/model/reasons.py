@@ -8,7 +8,7 @@ _LONGEST_REASON: Final = 300
 """Characters of a reason, which has to fit a log line."""
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Return the error's class and text, cut to fit a log line, without the input that pydantic would show."""
     try:
         if cause(error) is None:
@@ -21,6 +21,6 @@ def reason(error: Exception) -> str:
     return text if len(text) <= _LONGEST_REASON else text[:_LONGEST_REASON] + " ..."
 
 
-def cause(error: Exception) -> Exception | None:
+def cause(error: BaseException) -> BaseException | None:
     """Return the error to chain to: none for pydantic's, whose traceback shows the input."""
     return None if hasattr(error, "errors") else error

@@ -272,6 +272,24 @@ def test_a_record_that_the_function_fails_for_is_given_to_no_default_handler() -
         assert len(driver.dead_letters()) == 1
 
 
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, type("Panic", (BaseException,), {})])
+def test_whatever_the_function_raises_no_record_is_lost(raised: type[BaseException]) -> None:
+    """It runs in a callback of the loop, which logs what is raised there, and goes on without the batch."""
+
+    def kind(record: IncomingRecord) -> Any:
+        if record.value == b"worst":
+            raise raised
+        return OrderIn
+
+    got: list[Any] = []
+    with TestDriver(source_of(ByFunction(kind), got)) as driver:
+        for value in (b'{"order":"a"}', b"worst", b'{"order":"b"}'):
+            driver.send_record(Record("orders", value, b"k"))
+        assert got == [OrderIn("a"), OrderIn("b")]
+        assert [letter.value for letter in driver.dead_letters()] == [b"worst"]
+        assert driver.committed_offsets() == {0: 3}
+
+
 def test_a_source_that_stops_names_the_rule_and_the_place() -> None:
     with (
         pytest.raises(EventFailure, match=r"orders\[0\]@0: ByField\('kind'\) finds no type in the record"),
