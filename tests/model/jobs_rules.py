@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from tests.model.search import Broken, Steps, put
+from tests.model.search import Broken, Steps
+from tests.model.two_owners import bad_luck, may_take_over, newest_first, placed, vacated
 
 ATTEMPTS = 1
 """Failed attempts behind which a job has failed for good."""
@@ -133,10 +134,7 @@ class JobsModel:
                 steps += self._takes_over(world, index)
                 continue
             name = f"owner {member.take}"
-            if world.take < self._config.takes or member.take < world.take:
-                luck.append((f"{name} dies", _gone(world, index)))
-            if world.frozen < 0 and world.take < self._config.takes:
-                luck.append((f"{name} stands still", world._replace(frozen=index)))
+            luck += bad_luck(world, index, self._config.takes)
             steps += [(f"{name}: {text}", after) for text, after in self._runs_end(world, index, member)]
             if member.is_unsure:
                 steps += [(f"{name} {text}", after) for text, after in self._settled(world, index, member)]
@@ -145,16 +143,13 @@ class JobsModel:
             if member.memory != member.base:
                 steps += [(f"{name} {text}", after) for text, after in self._commits(world, index, member)]
                 if JobsRule.J1_ONE_TRANSACTION not in self._out and member.take == world.take:
-                    luck.append((f"{name} gets no answer", _with(world, index, member._replace(is_unsure=True))))
+                    luck.append((f"{name} gets no answer", placed(world, index, member._replace(is_unsure=True))))
             elif member.take == world.take and world.frozen != index:
                 steps += [(f"{name} {text}", after) for text, after in self._hands_over(world, index, member)]
-        return [(text, _ordered(after)) for text, after in steps], [(text, _ordered(after)) for text, after in luck]
+        return newest_first(steps), newest_first(luck)
 
     def _takes_over(self, world: World, index: int) -> Iterator[tuple[str, World]]:
-        others = [
-            member is None or member.take < world.take or at == world.frozen for at, member in enumerate(world.members)
-        ]
-        if world.take == self._config.takes or not all(others):
+        if world.take == self._config.takes or not may_take_over(world):
             return
         take, log = world.take + 1, world.log
         found = log
@@ -162,7 +157,7 @@ class JobsModel:
             jobs = tuple(job._replace(attempts=job.attempts + (job.noted > 0), noted=0) for job in log.jobs)
             found = log._replace(jobs=jobs)
         member = Member(take, found, log, found=frozenset(job.number for job in log.jobs))
-        yield f"owner {take} takes over", _with(world, index, member)._replace(take=take, rest=None)
+        yield f"owner {take} takes over", placed(world, index, member)._replace(take=take, rest=None)
 
     # -- the owner -----------------------------------------------------------------------------------------------------
 
@@ -171,7 +166,7 @@ class JobsModel:
 
         def changed(after: Partition, runs: tuple[tuple[int, str], ...] | None = None) -> World:
             made = member._replace(memory=after, runs=member.runs if runs is None else runs)
-            return _with(world, index, made)
+            return placed(world, index, made)
 
         if there.position == 0:
             numbers = (1, 2) if self._config.ordered else (1,)
@@ -215,7 +210,7 @@ class JobsModel:
                     called = called._replace(problem=f"a call of {job.number} before {earlier[0]} is over")
                 runs = tuple(sorted((*member.runs, (job.number, "running"))))
                 begun = member._replace(runs=runs, found=member.found - {job.number})
-                yield f"{job.number} begins", _with(called, index, begun)
+                yield f"{job.number} begins", placed(called, index, begun)
         for number, state in member.runs:
             if state != "running":
                 rest = tuple(run for run in member.runs if run[0] != number)
@@ -257,32 +252,32 @@ class JobsModel:
                 rest = tuple(run for run in member.runs if run[0] != number)
                 for end in ("good", "failed") if self._config.fails else ("good",):
                     runs = tuple(sorted((*rest, (number, end))))
-                    yield f"the run of {number} is {end}", _with(world, index, member._replace(runs=runs))
+                    yield f"the run of {number} is {end}", placed(world, index, member._replace(runs=runs))
                 if self._config.kills and (world.take < self._config.takes or member.take < world.take):
-                    yield f"the run of {number} ends the process", _gone(world, index)._replace(kills=world.kills + 1)
+                    yield f"the run of {number} ends the process", vacated(world, index)._replace(kills=world.kills + 1)
 
     # -- its transactions ----------------------------------------------------------------------------------------------
 
     def _commits(self, world: World, index: int, member: Member) -> Iterator[tuple[str, World]]:
         there = member.memory
         if member.take < world.take:
-            yield "is fenced", _gone(world, index)
+            yield "is fenced", vacated(world, index)
         elif world.rest is None:
             new, rest = there, None
             if JobsRule.J1_ONE_TRANSACTION in self._out and len(there.started) > len(member.base.started):
                 new, rest = there._replace(jobs=member.base.jobs), there.jobs
-            yield "commits", _with(world, index, member._replace(base=there))._replace(log=new, rest=rest)
+            yield "commits", placed(world, index, member._replace(base=there))._replace(log=new, rest=rest)
 
     def _settled(self, world: World, index: int, member: Member) -> Iterator[tuple[str, World]]:
         """Yield the ends of a transaction without an answer: the changelog says which."""
         if member.take < world.take:
-            yield "learns that it is lost", _gone(world, index)
+            yield "learns that it is lost", vacated(world, index)
             return
         again = member._replace(is_unsure=False)
-        yield "learns that it was aborted", _with(world, index, again)
+        yield "learns that it was aborted", placed(world, index, again)
         yield (
             "learns that it was committed",
-            _with(world, index, again._replace(base=member.memory))._replace(log=member.memory),
+            placed(world, index, again._replace(base=member.memory))._replace(log=member.memory),
         )
 
     def _hands_over(self, world: World, index: int, member: Member) -> Iterator[tuple[str, World]]:
@@ -293,13 +288,13 @@ class JobsModel:
         runs_on = any(state == "running" for _, state in member.runs)
         if not member.closes:
             kept = () if JobsRule.J5_DONOR_ENDS_RUNS not in self._out else member.runs
-            yield "ends its runs for a move", _with(world, index, member._replace(closes=True, runs=kept))
+            yield "ends its runs for a move", placed(world, index, member._replace(closes=True, runs=kept))
             return
         take = world.take + 1
         moved = world._replace(take=take, moves=world.moves + 1)
         receiver = Member(take, member.memory, member.memory)
         donor = member if runs_on else None  # what still runs, runs on although its owner has handed over
-        yield "hands over", _with(_with(moved, 1 - index, receiver), index, donor)
+        yield "hands over", placed(placed(moved, 1 - index, receiver), index, donor)
 
     def _problem(self, world: World) -> str:
         log = world.log
@@ -325,19 +320,3 @@ class JobsModel:
 
 def _without(jobs: tuple[Job, ...], number: int) -> tuple[Job, ...]:
     return tuple(job for job in jobs if job.number != number)
-
-
-def _with(world: World, index: int, member: Member | None) -> World:
-    return world._replace(members=put(world.members, index, member))
-
-
-def _gone(world: World, index: int) -> World:
-    return _with(world, index, None)._replace(frozen=-1 if world.frozen == index else world.frozen)
-
-
-def _ordered(world: World) -> World:
-    """Return the same world with the newest member first: their places are alike."""
-    first, second = (0 if member is None else member.take for member in world.members)
-    if second <= first:
-        return world
-    return world._replace(members=world.members[::-1], frozen=1 - world.frozen if world.frozen >= 0 else -1)

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from tests.model.search import Broken, Steps, put
+from tests.model.search import Broken, Steps
+from tests.model.two_owners import bad_luck, may_take_over, newest_first, placed, vacated
 
 KEYS = "aab"
 TIMER = 9
@@ -138,10 +139,7 @@ class ParkingModel:
                 steps += self._takes_over(world, index)
                 continue
             name = f"owner {member.take}"
-            if world.take < self._config.takes or member.take < world.take:
-                luck.append((f"{name} dies", _gone(world, index)))
-            if world.frozen < 0 and world.take < self._config.takes:
-                luck.append((f"{name} stands still", world._replace(frozen=index)))
+            luck += bad_luck(world, index, self._config.takes)
             if member.is_unsure:
                 steps += [(f"{name} {text}", after) for text, after in self._settled(world, index, member)]
                 continue
@@ -149,8 +147,8 @@ class ParkingModel:
             if member.memory != member.base:
                 steps += [(f"{name} {text}", after) for text, after in self._commits(world, index, member)]
                 if ParkingRule.P1_ONE_TRANSACTION not in self._out and member.take == world.take:
-                    luck.append((f"{name} gets no answer", _with(world, index, member._replace(is_unsure=True))))
-        return [(text, _ordered(after)) for text, after in steps], [(text, _ordered(after)) for text, after in luck]
+                    luck.append((f"{name} gets no answer", placed(world, index, member._replace(is_unsure=True))))
+        return newest_first(steps), newest_first(luck)
 
     def _outside(self, world: World) -> Iterator[tuple[str, World]]:
         if not world.repaired:
@@ -164,16 +162,13 @@ class ParkingModel:
             yield "time goes by", world._replace(kills=0, members=due)
 
     def _takes_over(self, world: World, index: int) -> Iterator[tuple[str, World]]:
-        others = [
-            member is None or member.take < world.take or at == world.frozen for at, member in enumerate(world.members)
-        ]
-        if world.take == self._config.takes or not all(others):
+        if world.take == self._config.takes or not may_take_over(world):
             return
         found = world.log
         if ParkingRule.P8_OLDER_RELEASES_REFUSE in self._out and world.take:
             found = found._replace(queue=())
         member = Member(world.take + 1, found, world.log, is_due=not world.log.noted)
-        yield f"owner {member.take} takes over", _with(world, index, member)._replace(take=member.take, rest=None)
+        yield f"owner {member.take} takes over", placed(world, index, member)._replace(take=member.take, rest=None)
 
     # -- the owner -----------------------------------------------------------------------------------------------------
 
@@ -181,12 +176,12 @@ class ParkingModel:
         there = member.memory
         if ParkingRule.P2_DECIDED_AT_THE_TURN in self._out and not there.position and member.ahead is None:
             ahead = member._replace(ahead=bool(there.queue))
-            yield "the work of 1 begins ahead", _with(world, index, ahead)
+            yield "the work of 1 begins ahead", placed(world, index, ahead)
         if member.steps == 2:
             return
 
         def stepped(after: Partition) -> World:
-            return _with(world, index, member._replace(memory=after, steps=member.steps + 1))
+            return placed(world, index, member._replace(memory=after, steps=member.steps + 1))
 
         if there.position < len(KEYS):
             yield f"the turn of {there.position}", stepped(self._turn(world, member))
@@ -211,7 +206,7 @@ class ParkingModel:
             gone = member._replace(memory=self._let_go(there), steps=member.steps + 1)
             if ParkingRule.P10_WITHDRAWN not in self._out:
                 gone = gone._replace(work=None, has_ended=False)
-            yield text, _with(world, index, gone)._replace(delivered=world.delivered + 1)
+            yield text, placed(world, index, gone)._replace(delivered=world.delivered + 1)
 
     def _turn(self, world: World, member: Member) -> Partition:
         there, event = member.memory, member.memory.position
@@ -238,10 +233,10 @@ class ParkingModel:
             elif not (member.base.noted == member.take or is_early):
                 return
             elif self._config.ahead and member.work is None:
-                yield "the work of 0 begins", _with(world, index, member._replace(work=0))
+                yield "the work of 0 begins", placed(world, index, member._replace(work=0))
             else:
                 kills = world.kills + (member.take == world.take)  # one that stood still may die of it at any time
-                yield "0 ends the process", _gone(world, index)._replace(kills=kills)
+                yield "0 ends the process", vacated(world, index)._replace(kills=kills)
             return
         if event == TIMER:
             left = self._left(there)
@@ -266,18 +261,18 @@ class ParkingModel:
         """Yield the steps of the first event's work: it begins, ends, and has its turn."""
         there, event = member.memory, member.work
         if event is None:
-            yield f"the work of {there.queue[0]} begins", _with(world, index, member._replace(work=there.queue[0]))
+            yield f"the work of {there.queue[0]} begins", placed(world, index, member._replace(work=there.queue[0]))
         elif not member.has_ended:
-            yield f"the work of {event} ends", _with(world, index, member._replace(has_ended=True))
+            yield f"the work of {event} ends", placed(world, index, member._replace(has_ended=True))
             if ParkingRule.P10_ONE_AT_A_TIME in self._out:
                 yield f"the work of {event} begins again", world._replace(problem=f"two calls for {event} at a time")
         else:
             turned = member._replace(steps=member.steps + 1, work=None, has_ended=False)
             if event == 0 and not world.repaired:
-                yield "0 fails again", _with(world, index, turned._replace(steps=member.steps))
+                yield "0 fails again", placed(world, index, turned._replace(steps=member.steps))
             else:
                 after = self._left(_handled(there, event))
-                yield f"{event} has its turn", _with(world, index, turned._replace(memory=after))
+                yield f"{event} has its turn", placed(world, index, turned._replace(memory=after))
 
     def _left(self, there: Partition) -> Partition:
         number = there.number + 1
@@ -302,7 +297,7 @@ class ParkingModel:
                 new, rest = there._replace(queue=member.base.queue), there.queue
             before = world.log.done
             goes_back = there.position < world.log.position or there.done[: len(before)] != before
-            after = _with(world, index, member._replace(base=there, steps=0))._replace(log=new, rest=rest)
+            after = placed(world, index, member._replace(base=there, steps=0))._replace(log=new, rest=rest)
             yield "commits", after._replace(problem="a commit sets back another one" if goes_back else "")
 
     def _settled(self, world: World, index: int, member: Member) -> Iterator[tuple[str, World]]:
@@ -311,15 +306,15 @@ class ParkingModel:
             yield "learns that it is lost", self._lost(world, index, member)
             return
         again = member._replace(is_unsure=False)
-        yield "learns that it was aborted", _with(world, index, again)
+        yield "learns that it was aborted", placed(world, index, again)
         committed = again._replace(base=member.memory, steps=0)
-        yield "learns that it was committed", _with(world, index, committed)._replace(log=member.memory)
+        yield "learns that it was committed", placed(world, index, committed)._replace(log=member.memory)
 
     def _lost(self, world: World, index: int, member: Member) -> World:
         if ParkingRule.P9_MEMORY_FOLLOWS not in self._out or world.take == self._config.takes:
-            return _gone(world, index)
+            return vacated(world, index)
         back = member._replace(take=world.take + 1, base=world.log, is_unsure=False, steps=0)
-        return _with(_gone(world, index), index, back)._replace(take=back.take)
+        return placed(vacated(world, index), index, back)._replace(take=back.take)
 
 
 def _handled(there: Partition, event: int) -> Partition:
@@ -343,19 +338,3 @@ def _problem(world: World) -> str:
     if TIMER in log.done and 0 in log.done[: log.done.index(TIMER)]:
         return "the timer has fired although an earlier event of its key had cancelled it"
     return "one event has ended two processes at once" if world.kills > 1 else ""
-
-
-def _with(world: World, index: int, member: Member | None) -> World:
-    return world._replace(members=put(world.members, index, member))
-
-
-def _gone(world: World, index: int) -> World:
-    return _with(world, index, None)._replace(frozen=-1 if world.frozen == index else world.frozen)
-
-
-def _ordered(world: World) -> World:
-    """Return the same world with the newest member first: their places are alike."""
-    first, second = (0 if member is None else member.take for member in world.members)
-    if second <= first:
-        return world
-    return world._replace(members=world.members[::-1], frozen=1 - world.frozen if world.frozen >= 0 else -1)
