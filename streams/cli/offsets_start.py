@@ -33,7 +33,16 @@ from streams.cli.cluster import (
 from streams.cli.console import complain, emit, notices, plain_table, print_whole
 from streams.cli.foreign_state import ForeignState, state_request_of
 from streams.cli.skip import TRANSACTION_SECONDS, slot_of
-from streams.cli.start_places import LONG_SECONDS, At, StartRequest, beginnings, places_in, request_of
+from streams.cli.start_places import (
+    LONG_SECONDS,
+    At,
+    StartRequest,
+    beginnings,
+    further_inputs,
+    place_option,
+    places_in,
+    request_of,
+)
 from streams.errors import OffsetError, TransactionFailed
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_checks import GroupChecks
@@ -42,7 +51,6 @@ from streams.kafka.writing.blocking import BlockingSlot
 from streams.looks.committing import IN_DOUBT, transaction
 from streams.records import Change, Output, changelog_record
 from streams.runtime.changelog import BEGIN_KEY, OFFSET_KEY, BeginRecord, beginning, decode_begin, decode_offset
-from streams.runtime.source_topics import INPUT
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 
@@ -53,14 +61,7 @@ _ANEW: Final = "Another group_id begins anew; or delete the group's offsets and 
 
 def start(
     source: SourceName,
-    at: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--at",
-            metavar="PLACE",
-            help="A time (2026-11-20T00:00Z), earliest, latest, or [TOPIC:]PARTITION@OFFSET. Repeatable.",
-        ),
-    ] = None,
+    at: Annotated[list[str] | None, place_option("--at")] = None,
     like_group: Annotated[
         str, typer.Option("--like-group", metavar="GROUP", help="Begin where this group stands; it may go on.")
     ] = "",
@@ -115,7 +116,7 @@ def start(
     refuse_to_ask(json=json, yes=yes or dry_run)
     found = named_source(source)
     config = config_at(bootstrap_servers, found)
-    inputs = [one.name for one in found.topology.topics if one.purpose == INPUT and one.name != config.topic]
+    inputs = further_inputs(found.topology, config.topic)
     if remove_member and not from_group:
         raise typer.BadParameter("--remove-member needs --from-group", param_hint="--remove-member")
     wanted = request_of(config, inputs, at or [], like_group, from_group, missing)

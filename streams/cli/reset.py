@@ -24,7 +24,7 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, config_at, source_admin_of
 from streams.cli.console import complain, emit, notices, plain_table, print_whole
 from streams.cli.skip import slot_of
-from streams.cli.start_places import LONG_SECONDS, places_in, request_of
+from streams.cli.start_places import LONG_SECONDS, further_inputs, place_option, places_in, request_of_places
 from streams.cli.state_copies import write_export
 from streams.cli.state_sources import StateAt, from_export, parked_of, state_of
 from streams.cli.state_writing import Changes, check_entry, chunks, stopped_source, store_of, without_rows
@@ -46,7 +46,6 @@ from streams.runtime.changelog import (
     further_positions,
     timer_key,
 )
-from streams.runtime.source_topics import INPUT
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 
@@ -72,14 +71,7 @@ class Reset(NamedTuple):
 @app.command()
 def reset(
     source: SourceName,
-    to: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--to",
-            metavar="PLACE",
-            help="A time (2026-11-20T00:00Z), earliest, latest, or [TOPIC:]PARTITION@OFFSET. Repeatable.",
-        ),
-    ] = None,
+    to: Annotated[list[str] | None, place_option("--to")] = None,
     state: Annotated[
         str, typer.Option("--state", metavar="drop|keep", help="Delete the state, or keep it as it is.")
     ] = "",
@@ -160,8 +152,7 @@ class _Reset:
     ) -> None:
         self._source, self._config, self._checks, self._admin = source, config, checks, source_admin
         self._servers, self._timeout = servers, timeout
-        further = [one.name for one in source.topology.topics if one.purpose == INPUT and one.name != config.topic]
-        self._topics = [config.topic, *further]
+        self._topics = [config.topic, *further_inputs(source.topology, config.topic)]
         self._writer = f"kes reset {uuid.uuid4().hex[:8]}"
         self._last: dict[int, IncomingRecord] = {}  # offset records
         self.states: dict[int, StateAt] = {}
@@ -169,7 +160,7 @@ class _Reset:
     def plan(self, to: list[str], keep: bool, backup: str) -> dict[int, Reset]:
         """Plan the way to these places; empty: the source is there, by the same command. Raises ``OffsetError`` for a
         partition that cannot be reset."""
-        wanted = request_of(self._config, self._topics[1:], to, "", "", "")
+        wanted = request_of_places(self._config, self._topics[1:], to, "--to")
         places = places_in(self._config, self._topics, wanted, self._admin, self._timeout, {}, all_of_them=False)
         found: dict[int, Reset] = {}
         done: list[bool] = []

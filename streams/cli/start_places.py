@@ -1,10 +1,10 @@
-"""The places that ``kes offsets start`` is given, checked as far as no broker is needed."""
+"""The places that ``kes offsets start`` and ``kes reset`` are given, checked as far as no broker is needed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import typer
 
@@ -12,7 +12,9 @@ from streams.errors import ConfigError, OffsetError, TopicError
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.model.places import EARLIEST, LATEST, Places, places_of, shown_place
+from streams.model.topology import Topology
 from streams.runtime.changelog import BEGIN_KEY, BeginRecord, decode_begin
+from streams.runtime.source_topics import INPUT
 from streams.settings.config import EventSourceConfig
 
 LONG_SECONDS: Final = 870.0
@@ -68,15 +70,23 @@ class StartRequest(NamedTuple):
         return None if self.rest_ms is None else (rest, shown_place(self.rest_ms))
 
 
+def place_option(name: str) -> Any:
+    """Return an option for places."""
+    text = "A time (2026-11-20T00:00Z), earliest, latest, or [TOPIC:]PARTITION@OFFSET. Repeatable."
+    return typer.Option(name, metavar="PLACE", help=text)
+
+
+def further_inputs(topology: Topology, own: str) -> list[str]:
+    """Return the inputs that can begin anywhere, beside the source's ``own`` topic."""
+    return [one.name for one in topology.topics if one.purpose == INPUT and one.name != own]
+
+
 def request_of(
     config: EventSourceConfig, inputs: list[str], at: list[str], like_group: str, from_group: str, missing: str
 ) -> StartRequest:
     """Check what is requested. Raises ``BadParameter``, ``ConfigError``."""
-    try:
-        places = places_of(at, config.topic)
-        other = places_of([missing]) if missing else Places({}, None)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--at") from None
+    places = _parsed(at, config.topic, "--at")
+    other = _parsed([missing], "", "--missing") if missing else Places({}, None)
     group = like_group or from_group
     if like_group and from_group:
         raise typer.BadParameter("--like-group and --from-group exclude each other")
@@ -93,22 +103,47 @@ def request_of(
             f"the offsets of {group} in {config.topic} are on another cluster than the group {config.group_id}: name "
             "them with --at PARTITION@OFFSET"
         )
+    _check_partitions(config, inputs, places, "--at")
+    _refuse_future(places)
+    _refuse_future(other)
+    return StartRequest(places, group, bool(from_group), other.time_ms)
+
+
+def request_of_places(config: EventSourceConfig, inputs: list[str], texts: list[str], option: str) -> StartRequest:
+    """Check places that are requested by an ``option`` alone, without a group. Raises ``BadParameter``."""
+    places = _parsed(texts, config.topic, option)
+    if not texts:
+        raise typer.BadParameter("name a place", param_hint=option)
+    _check_partitions(config, inputs, places, option)
+    _refuse_future(places)
+    return StartRequest(places, "", takes_over=False, missing=None)
+
+
+def _parsed(texts: list[str], own: str, option: str) -> Places:
+    try:
+        return places_of(texts, own)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _check_partitions(config: EventSourceConfig, inputs: list[str], places: Places, option: str) -> None:
     for topic, number in places.offsets:
         if topic not in ("", config.topic, *inputs):
             raise typer.BadParameter(
                 f"{topic!r} is no input that can begin anywhere: those are {', '.join([config.topic, *inputs])}",
-                param_hint="--at",
+                param_hint=option,
             )
         if number >= config.num_partitions:
             raise typer.BadParameter(
                 f"{topic or config.topic} has the partitions 0 to {config.num_partitions - 1}, not {number}",
-                param_hint="--at",
+                param_hint=option,
             )
-    now_ms = time.time() * 1000
-    for ms in (places.time_ms, other.time_ms):
-        if ms is not None and ms > now_ms:
-            raise typer.BadParameter(f"{shown_place(ms)} is in the future: to pass what is there now, use latest")
-    return StartRequest(places, group, bool(from_group), other.time_ms)
+
+
+def _refuse_future(places: Places) -> None:
+    ms = places.time_ms
+    if ms is not None and ms > time.time() * 1000:
+        raise typer.BadParameter(f"{shown_place(ms)} is in the future: to pass what is there now, use latest")
 
 
 def places_in(

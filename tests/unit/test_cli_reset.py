@@ -295,7 +295,7 @@ def test_a_backup_of_another_reset_is_refused(world: World, run: Kes, tmp_path: 
         (["--to", "earliest"], "say --state drop or --state keep"),
         (["--to", "earliest", "--state", "drop"], "name a file for the state of now with --backup, or say --no-backup"),
         (["--to", "earliest", "--state", "drop", "--backup", "x", "--no-backup"], "with --backup, or say --no-backup"),
-        (["--state", "drop", "--no-backup"], "name a place"),
+        (["--state", "drop", "--no-backup"], "--to: name a place"),
         (["--restore", "x", "--to", "earliest"], "name nothing else"),
         (["--to", "2026-11-20T00:00", "--state", "keep", "--no-backup"], "has no time zone"),
     ],
