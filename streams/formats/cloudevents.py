@@ -23,7 +23,7 @@ from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord
 PREFIX: Final = "ce_"
 CONTENT_TYPE: Final = "content-type"
 STRUCTURED: Final = "application/cloudevents"
-"""What the content type of a structured event, or of a batch, begins with."""
+"""The beginning of the content types of structured events and of batches."""
 REQUIRED: Final = ("id", "source", "specversion", "type")
 VERSION_ATTRIBUTE: Final = "kesversion"
 """The extension with the version of an event type; left out for version 1."""

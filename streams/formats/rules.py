@@ -46,7 +46,7 @@ _DELETED_HEADERS: Final = tuple(_DELETED.headers)
 
 
 Found = tuple[ReceivedHeaders | None, bytes | None]
-"""What a rule finds in a record: the headers of its type (``None``: it has none), and the event's value."""
+"""The headers of a record's type (``None``: the rule finds no type), and the value of its event."""
 
 
 class TypeRule:

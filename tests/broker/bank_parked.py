@@ -35,7 +35,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "opened": (ParkedKeys, "_remove"),
     "operated": (acts, "act"),
 }
-"""What the engine does with queues. Behind the call, the change goes the way of all changes: into a transaction."""
+"""The engine's calls that change queues. Each change becomes part of a transaction, as all changes do."""
 
 
 class SteppedPlan(FaultPlan):
@@ -75,7 +75,7 @@ def is_bad(account: str) -> bool:
 
 
 def settings() -> dict[str, Any]:
-    """What the source of the bank needs for it."""
+    """Return the settings of the bank's source with parked keys."""
     if not os.environ.get("BANK_PARK"):
         return {}
     retry = Retry(attempts=2, backoff_seconds=0.02, waits="key", then=ErrorResponse.PARK)

@@ -89,7 +89,7 @@ class ParkedBank(Bank):
         self.must_be_exact()
 
     def letters(self) -> list[IncomingRecord]:
-        """What operators have let go."""
+        """Return the events that operators have let go."""
         admin, reader = TopicAdmin(self._settings), PartitionReader(self._settings)
         try:
             topic = self.source.config.dead_letters

@@ -29,7 +29,7 @@ from streams.runtime.partition.timers import PartitionTimers
 from streams.settings import TimeoutConfig
 from streams.testing import TestDriver, Unsettled
 from tests.broker.gate import nightly
-from tests.property.kit import seeded
+from tests.property.kit import seeded, trouble
 from tests.simulation.member_safeguards import edited_text
 from tests.unit import test_jobs as unit
 from tests.unit.jobs_kit import Order, Shop
@@ -99,17 +99,7 @@ class JobHistory:
         elif what == "operate" and driver.jobs():
             driver.retry_job(chance.choice(driver.jobs()).name)
         elif what == "trouble" and driver.members:
-            member = chance.choice(driver.members)
-            chance.choice(
-                [
-                    lambda: driver.abort(member),
-                    lambda: driver.lose_reply("commit", member),
-                    lambda: driver.lose_request("commit", member),
-                    lambda: driver.evict(member),
-                    lambda: driver.freeze(member, 40),
-                    driver.compact,
-                ]
-            )()
+            trouble(driver, chance)
 
     def judge(self, driver: TestDriver[Any]) -> None:
         driver.check()

@@ -43,7 +43,7 @@ from streams.stores.joined_table import Update
 from streams.testing import TestDriver, Unsettled
 from streams.testing.simulation.virtual_time import elapse
 from tests.broker.gate import nightly
-from tests.property.kit import seeded
+from tests.property.kit import seeded, trouble
 from tests.unit.parking_kit import parked_records
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -234,18 +234,7 @@ class History:
         elif what == "leave" and len(driver.members) > 1:
             driver.leave(chance.choice(driver.members))
         elif what == "trouble" and driver.members:
-            member = chance.choice(driver.members)
-            chance.choice(
-                [
-                    lambda: driver.abort(member),
-                    lambda: driver.lose_reply("commit", member),
-                    lambda: driver.lose_request("commit", member),
-                    lambda: driver.evict(member),
-                    lambda: driver.freeze(member, 40),
-                    driver.forget_group,
-                    driver.compact,
-                ]
-            )()
+            trouble(driver, chance, driver.forget_group)
         elif what == "operate":
             self.operate(driver)
 

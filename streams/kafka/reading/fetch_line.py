@@ -164,7 +164,7 @@ class FetchLine:
         if self._connection is not None:
             self._connection.close()
         self._connection, self._answer, self._wait_ms = None, None, self._options.kind.wait_ms
-        # Whether the broker counts the request is not known here, so the session begins anew.
+        # The broker may have taken the request, or not: only a new session is sure to agree with it.
         self._session.reset()
 
     def _fail(self) -> None:

@@ -139,7 +139,7 @@ class FetchSession:
         gone = [number for number in known if number not in new]
         forgotten = FetchRequest.ForgottenTopic(topic=options.topic, topic_id=options.topic_id, partitions=gone)
         topic = of(topic=options.topic, topic_id=options.topic_id, partitions=partitions)
-        # Before the answer is there: if that is lost, the session begins anew and this is not used.
+        # The answer may still be lost. The session then begins anew, so these positions are not used.
         self._known = new
         return FetchRequest(
             max_wait_ms=wait_ms,

@@ -139,7 +139,7 @@ class Partition:
     def start_at(self, position: Position) -> None:
         """Begin work at this position, up to which the store is complete."""
         self.watermark, self.committed = offsets_of(position)[0], position
-        # Another topic, another id: a receiver that counts ids is to take a topic made anew for what it is.
+        # Jobs of a topic that was made anew begin at number 0 again: the topic's id keeps their ids apart.
         changelog = (self.ids.changelog or self.timers.config.changelog).encode()
         self.timers.job_prefix = f"kes-{hashlib.blake2b(changelog, digest_size=4).hexdigest()}-{self.partition}"
         self.failures.expect(position, (timer.origin for timer in self.timers))
