@@ -120,7 +120,7 @@ class JobRuns:
 
     def is_known(self, record: JobRecord) -> bool:
         """Check that the source has the definition of a job."""
-        return (self._host.router.jobs or {}).get(record.state.jobs) is not None
+        return _definition_in(self._host.router, record.state.jobs) is not None
 
     @property
     def running(self) -> Mapping[str, JobRun]:
@@ -130,8 +130,7 @@ class JobRuns:
     async def attempt(self, due: JobRecord) -> None:
         """Begin a job that is due, or take the turn of one that has ended. Raises as ``PartitionWorker.run``."""
         timers, name, state = self._partition.timers, due.name, due.state
-        definition: DurableJobs | None = (self._host.router.jobs or {}).get(state.jobs)
-        run = self._runs.get(name)
+        definition, run = _definition_in(self._host.router, state.jobs), self._runs.get(name)
         if state.cancelled and (definition is None or definition.on_failure is None):
             # There is no function to hear of it. A policy would park the job again, or stop the source at each start.
             await self._execution.change({name: None})
@@ -221,20 +220,17 @@ class JobRuns:
             if self._runs.get(name) is not run:  # it is not wanted any more
                 return
             run.outcome = outcome
-            record = self._partition.timers.jobs.by_name.get(name)
+            record = timers.jobs.by_name.get(name)
             # Else an event has cancelled it, or set it again, and is not committed yet: ``settled`` lets the run go.
             if record is not None and record.state.number == run.number:
-                self._due_now(name)
+                # Due whatever the clock says: it may have been set back since the job began.
+                timers.set_job(msgspec.structs.replace(record, due_ms=0))
+                self._wake()
 
-        self._partition.timers.set_aside(name)
+        timers = self._partition.timers
+        timers.set_aside(name)
         stage: JobIntake = self._host.stages.get(definition)  # type: ignore[assignment]
         run.work = stage.run_job(due, self._partition.partition, job_run, item, ended)
-
-    def _due_now(self, name: str) -> None:
-        timers = self._partition.timers
-        # Whatever the clock says: it may have been set back since the job was due.
-        timers.set_job(msgspec.structs.replace(timers.jobs.by_name[name], due_ms=0))
-        self._wake()
 
     async def _has_ended(self, due: JobRecord, definition: DurableJobs, outcome: Outcome) -> None:
         if outcome.error is not None:
@@ -247,8 +243,7 @@ class JobRuns:
         host, state, retry = self._host, due.state, definition.config.retry
         attempts, now_ms = state.attempts + 1, host.wall_ms()
         elapsed = (now_ms - state.since_ms) / 1000
-        is_final = not isinstance(error, Exception) or retry is None or not retry.allows(attempts, error, elapsed)
-        if is_final or retry is None:
+        if retry is None or not isinstance(error, Exception) or not retry.allows(attempts, error, elapsed):
             failed = due.changed(due.due_ms, attempts=attempts)
             await self._end(failed, definition, Outcome(None, None, error))
             return
@@ -355,7 +350,7 @@ def read_queued(
     router: Router, policy: Retry, queued: Queued, end: JobEnd
 ) -> tuple[Route | None, Any, DecodeError | None]:
     """Read the end of a job that has waited in the queue of its key, as ``Execution.read`` does with a record."""
-    definition: DurableJobs | None = (router.jobs or {}).get(queued.topic)
+    definition = _definition_in(router, queued.topic)
     if definition is None:
         return None, None, DecodeError(f"{end.title}: this source defines no jobs {queued.topic!r} (any more)")
     items, results = definition.codecs
@@ -367,6 +362,11 @@ def read_queued(
     except DecodeError as error:
         return None, None, DecodeError(f"{end.title}: {error}")
     return route_of(definition, policy), event, None
+
+
+def _definition_in(router: Router, jobs: str) -> DurableJobs | None:
+    """Return the definition of jobs; ``None``: the source has none, or two, of this name."""
+    return (router.jobs or {}).get(jobs)
 
 
 def _most_attempts(definition: DurableJobs) -> int:
