@@ -44,9 +44,15 @@ def _table(found: Topology) -> Table:
     table = Table("part", "name", "details", box=SIMPLE_HEAD, pad_edge=False)
     table.add_row("group", Text(found.group_id), "with a store" if found.has_store else "stateless")
     for topic in found.topics:
-        table.add_row(topic.purpose, Text(topic.name), topic.size)
+        table.add_row(topic.purpose, Text(topic.name), Text(_with(topic.size, topic.policies)))
     for handler in found.handlers:
-        table.add_row("handler", Text(handler.event), Text(f"{handler.function} ({handler.kind})"))
+        table.add_row(
+            "handler", Text(handler.event), Text(_with(f"{handler.function} ({handler.kind})", handler.policies))
+        )
     for name in found.interjections:
         table.add_row("interjection", Text(name), "")
     return table
+
+
+def _with(text: str, policies: tuple[str, ...]) -> str:
+    return f"{text}; failures: {', '.join(policies)}" if policies else text

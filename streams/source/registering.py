@@ -11,7 +11,7 @@ from streams.core.router import Route, check_callable
 from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.records import IncomingRecord
 from streams.runtime.async_work.async_stage import Ahead, StageDefinition
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition, key_of
@@ -38,7 +38,8 @@ class DeclaredHandlers:
         event_class: type[Any],
         handler: Callable[..., Any] | None,
         *,
-        on_error: Retry | None,
+        on_error: ErrorPolicy | None,
+        on_decode_error: ErrorPolicy | None,
         blocking: bool,
         concurrency: int | SchedulerConfig | None,
         batch: bool,
@@ -62,8 +63,18 @@ class DeclaredHandlers:
                 )
             ahead = None if settings is None else _concurrent(name, function, policy, settings)
             kind = BATCH if batch else None
-            route = Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead, kind=kind)
-            self._registry.router.add(route)
+            self._registry.router.add(
+                Route(
+                    name,
+                    event_type,
+                    function,
+                    blocking=blocking,
+                    policy=policy,
+                    ahead=ahead,
+                    kind=kind,
+                    decode_policy=on_decode_error,
+                )
+            )
             return function
 
         if handler is not None:
@@ -83,7 +94,7 @@ class DeclaredHandlers:
                 "give it one: EventSource(config, store=Table.factory(key=..., value=...))"
             )
 
-    def set_default(self, handler: F | None, on_error: Retry | None, blocking: bool) -> Callable[[F], F]:
+    def set_default(self, handler: F | None, on_error: ErrorPolicy | None, blocking: bool) -> Callable[[F], F]:
         """See ``EventSource.register_default_handler``."""
 
         def register(function: F) -> F:
@@ -103,7 +114,7 @@ class DeclaredHandlers:
         every: float | timedelta,
         jitter: float | timedelta,
         missed: MissedRuns,
-        on_error: Retry | None,
+        on_error: ErrorPolicy | None,
         blocking: bool,
     ) -> Callable[[F], F]:
         """See ``EventSource.schedule_interjection``."""
@@ -132,7 +143,7 @@ class DeclaredHandlers:
         event_class: type[Any],
         planner: Callable[..., Any] | None,
         key: Callable[[Any], Any] | None,
-        on_error: Retry | None,
+        on_error: ErrorPolicy | None,
     ) -> Callable[[F], F]:
         """Register a stage that carries out the plan of ``planner`` for each event of a class, ahead of the event's
         turn; or, with ``key`` alone, the event itself under its key. ``check`` turns a plan into the stage's input;
@@ -196,7 +207,7 @@ def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:
     )
 
 
-def _concurrent(name: str, handler: Callable[..., Any], policy: Retry, settings: SchedulerConfig) -> Ahead:
+def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, settings: SchedulerConfig) -> Ahead:
     what = f"the handler of {name}{location_of(handler)}"
     if not inspect.iscoroutinefunction(handler):
         raise RegistrationError(
