@@ -53,8 +53,8 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
 class Route:
     """An event type's handler and policy. ``wire_version`` is the version header that needs no upcasting. ``ahead``
     (``async_work.async_stage.Ahead``): the stage that does the work of these events ahead of their turn. ``kind``
-    (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain. ``users``: the user's
-    function that a handler of ours calls, which dead letters and queues name."""
+    (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain. ``users``: the
+    user's function that a handler of ours calls, which dead letters and queues name."""
 
     __slots__ = (
         "ahead",

@@ -12,7 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, PARK, AsyncJobScheduler, EventSource, EventSourceConfig, Record, Retry, event_type, upcaster
+from streams import (
+    DEAD_LETTER,
+    PARK,
+    AsyncJobScheduler,
+    EventSource,
+    EventSourceConfig,
+    Record,
+    Retry,
+    event_type,
+    upcaster,
+)
 from streams.errors import ConfigError
 from streams.formats import CloudEvent, CloudEvents, Deleted
 from streams.formats.cloudevents import attributes_of
