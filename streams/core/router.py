@@ -54,7 +54,8 @@ class Route:
     """An event type's handler and policy. ``wire_version`` is the version header that needs no upcasting. ``ahead``
     (``async_work.async_stage.Ahead``): the stage that does the work of these events ahead of their turn. ``kind``
     (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain. ``decode_policy``:
-    of records of the type that cannot be read; ``None``: that of the source."""
+    of records of the type that cannot be read; ``None``: that of the source. ``users``: the user's function that a
+    handler of ours calls, which dead letters and queues name."""
 
     __slots__ = (
         "ahead",
@@ -70,6 +71,7 @@ class Route:
         "name",
         "plain",
         "policy",
+        "users",
         "version",
         "wire_version",
     )
@@ -112,6 +114,7 @@ class Route:
         self.policy = policy
         self.decode_policy = decode_policy
         self.is_timed = not isinstance(policy, Retry) or policy.timeout_seconds is not None
+        self.users: Callable[..., Any] | None = None
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1
@@ -125,12 +128,18 @@ class Route:
     @property
     def handler_name(self) -> str:
         """``module.function``; of a callable without a name its class's."""
-        handler = self.handler if hasattr(self.handler, "__qualname__") else type(self.handler)
+        found = self.handler if self.users is None else self.users
+        handler = found if hasattr(found, "__qualname__") else type(found)
         return f"{handler.__module__}.{handler.__qualname__}"
 
     def with_policy(self, policy: ErrorPolicy) -> Route:
         made, arguments = self.__reduce__()
-        return made(*arguments, policy=policy)
+        return made(*arguments, policy=policy).named(self.users)
+
+    def named(self, users: Callable[..., Any] | None) -> Route:
+        """Name the user's function that the handler calls. Returns the route."""
+        self.users = users
+        return self
 
     def __reduce__(self) -> tuple[Callable[..., Route], tuple[Any, ...]]:
         """Pickle the arguments only: another process builds its own decoders, which cannot be pickled."""
