@@ -122,14 +122,15 @@ class View(ViewReads[K, V], Generic[K, V]):
     @classmethod
     def of(cls, source: ViewedSource[Table[Key, Value]], **settings: Any) -> View[Key, Value]:
         """Make a view of the state of an event source: of its changelog, with the types of its ``Table``, ordered if
-        that is. ``settings`` are those of this class; addresses come from the source.
+        that is. ``settings`` are those of this class; addresses come from the source, unless they are among them.
 
         Raises ``ConfigError`` for a source whose store is no ``Table``: a ``GlobalChangeLog`` with a receiver of your
         own follows those.
         """
         from streams.runtime.ownership.replicas import make_store
 
-        config = source.config.resolved()
+        # With an address of its own it needs none of the source, which may have no other than that of its cluster.
+        config = source.config if settings.get("bootstrap_servers") else source.config.resolved()
         store: Any = make_store(source.store_factory, TopicPartition(config.changelog, 0))
         try:
             if not isinstance(store, Table):

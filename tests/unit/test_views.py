@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from streams import (
@@ -358,7 +359,9 @@ def source_with(store: Callable[..., Any]) -> EventSource[Any]:
     return EventSource(config, store)
 
 
-async def test_the_state_of_a_source_is_viewed_with_its_types(topic: MemoryTopic) -> None:
+async def test_the_state_of_a_source_is_viewed_with_its_types(
+    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = source_with(Table.factory(key=int, value=dict[str, int], ordered=True))
     topic.name = source.config.changelog
     topic.put(number(-3), b'{"cents":5}')
@@ -368,6 +371,13 @@ async def test_the_state_of_a_source_is_viewed_with_its_types(topic: MemoryTopic
         assert list(view.items()) == [(-3, {"cents": 5})]
     unordered = View.of(source_with(Table.factory(key=str, value=int)))
     assert unordered._new_table().is_ordered is False
+    nowhere = EventSource(msgspec.structs.replace(source.config, bootstrap_servers=""), source._declared.store_factory)
+    monkeypatch.delenv("KES_BOOTSTRAP_SERVERS", raising=False)
+    with pytest.raises(ConfigError, match="no broker is named"):
+        View.of(nowhere)
+    async with View.of(nowhere, bootstrap_servers="memory:9092") as view:
+        await view.ready(PATIENCE)
+        assert view.get(-3) == {"cents": 5}
     with pytest.raises(ConfigError, match=r"the store of bank is SimpleStore, and a view reads a Table"):
         View.of(source_with(SimpleStore.factory(dict, key=str)))
     with pytest.raises(ConfigError, match="does not keep keys in order"):
