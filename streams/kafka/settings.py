@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, Producer
 from streams.errors import ConfigError
 from streams.kafka.connection import ConnectionLog
 from streams.kafka.translate import error_of
-from streams.model.partitioners import PartitionerName
+from streams.model.partitioners import NullKeys, PartitionerName
 from streams.settings.sources import checked_addresses
 
 C = TypeVar("C")
@@ -138,12 +138,14 @@ class ClientSettings:
         client_id: str = "kes",
         group_id: str = "",
         partitioner: PartitionerName = "murmur2",
+        null_keys: NullKeys = "sticky",
     ) -> None:
         self.bootstrap_servers = _addresses(bootstrap_servers)
         self.overrides: Mapping[str, object] = dict(overrides or {})
         self.client_id = client_id
         self.group_id = group_id
         self.partitioner: PartitionerName = partitioner
+        self.null_keys: NullKeys = null_keys
         for key in self.overrides:
             if key in RESERVED:
                 raise ConfigError(f"kafka setting {key!r} can not be overridden: {RESERVED[key]}")
@@ -163,6 +165,7 @@ class ClientSettings:
             "message.timeout.ms": delivery_timeout_ms,
             "enable.idempotence": True,
             "partitioner": _PARTITIONERS[self.partitioner],
+            **({"sticky.partitioning.linger.ms": 0} if self.null_keys == "spread" else {}),
             "delivery.report.only.error": False,
             # What is behind a batch that is refused must not overtake it (``kafka.writing.plain_producer``).
             "enable.gapless.guarantee": True,

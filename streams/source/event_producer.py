@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -62,8 +62,10 @@ class EventProducer:
     within each partition, also where a broker refuses a batch that is larger than the topic's ``max.message.bytes``: it
     is sent again in smaller ones, and what is behind it waits. Keys go to the partitions where event sources, Spark and
     Kafka's Java clients look for them (murmur2), unless ``partitioner`` names another one: ``"crc32"``, as librdkafka
-    does by default, or ``"fnv1a"``, as sarama and goka do, for topics that no event source reads. A ready ``Record`` (a
-    tombstone, for example) may stand in place of topic and event.
+    does by default, or ``"fnv1a"``, as sarama and goka do, for topics that no event source reads. Records without a key
+    go to one partition for some milliseconds (``sticky.partitioning.linger.ms``, 10), or for a transaction, and then to
+    another one; with ``null_keys="spread"`` each goes to one by itself, which makes more and smaller batches. A ready
+    ``Record`` (a tombstone, for example) may stand in place of topic and event.
 
     ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``) and ``client_settings`` are as those of
     ``EventSourceConfig``. ``max_queued_records``: records sent and not acknowledged; beyond that calls wait.
@@ -85,6 +87,7 @@ class EventProducer:
         delivery_timeout_seconds: float = 120.0,
         transaction_timeout_seconds: float = 60.0,
         partitioner: PartitionerName = "murmur2",
+        null_keys: Literal["sticky", "spread"] = "sticky",
     ) -> None:
         from streams.kafka.settings import ClientSettings
 
@@ -93,11 +96,17 @@ class EventProducer:
                 f"partitioner of EventProducer is {partitioner!r}; it must be one of {', '.join(PARTITIONERS)}. What "
                 "another function chooses is given as the partition= of each record"
             )
+        if null_keys not in ("sticky", "spread"):
+            raise ConfigError(
+                f"null_keys of EventProducer is {null_keys!r}; it must be sticky or spread (cause is for events that a "
+                "handler sends)"
+            )
         self._settings = ClientSettings(
             sources.bootstrap_servers(bootstrap_servers),
             sources.joined_client_settings(client_settings),
             client_id="kes-producer",
             partitioner=partitioner,
+            null_keys=null_keys,
         )
         if type(max_queued_records) is not int or max_queued_records < 1:
             raise ConfigError(f"max_queued_records is {max_queued_records!r}; it must be a whole number, 1 or more")

@@ -338,6 +338,24 @@ async def test_the_web_service(monkeypatch: pytest.MonkeyPatch, own_broker: OwnB
     assert [msgspec.json.decode(record.value or b"")["cents"] for record in found][:2] == [500, 250]
 
 
+@pytest.mark.parametrize("null_keys", ["sticky", "spread"])
+def test_records_without_key_go_together_or_each_by_itself(
+    settings: ClientSettings, topic: str, null_keys: Any
+) -> None:
+    """One by one, and in a transaction, whose records are placed by the toolkit itself."""
+    with EventProducer(settings.bootstrap_servers, null_keys=null_keys, transactional_id=topic) as producer:
+        for _ in range(40):  # by librdkafka, at random: all in one is less likely than 1 in 10 ** 18
+            producer.send_soon(Record(topic, b"alone"))
+        with producer.transaction() as records:
+            for _ in range(PARTITIONS):
+                records.send(Record(topic, b"together"))
+    found = [record for records_of in read(settings, topic).values() for record in records_of]
+    together = {record.partition for record in found if record.value == b"together"}
+    assert len(together) == (1 if null_keys == "sticky" else PARTITIONS)
+    if null_keys == "spread":
+        assert len({record.partition for record in found if record.value == b"alone"}) > 1
+
+
 @pytest.mark.parametrize(
     ("partitioner", "theirs"),
     [("murmur2", "murmur2_random"), ("crc32", "consistent_random"), ("fnv1a", "fnv1a_random")],

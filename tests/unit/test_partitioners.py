@@ -162,3 +162,13 @@ def test_a_record_without_a_key_that_is_refused_is_found_again() -> None:
     assert encoded.add(outputs, 0, 1_700_000_000_000) == 9
     found = [encoded.output_at("t", partition, index) for index in range(3) for partition in (1, 2, 0)]
     assert [output and output.value for output in found] == [output.value for output in outputs]
+
+
+def test_the_ways_of_records_without_key_that_a_producer_has() -> None:
+    with pytest.raises(ConfigError, match="null_keys of EventProducer is 'cause'; it must be sticky or spread"):
+        EventProducer("127.0.0.1:1", null_keys="cause")  # type: ignore[arg-type]
+    given = {"sticky.partitioning.linger.ms": 7}
+    for way, milliseconds in (("sticky", 7), ("spread", 0)):
+        producer = EventProducer("127.0.0.1:1", client_settings=given, null_keys=way)  # type: ignore[arg-type]
+        settings = producer._queue()._settings.plain_producer(1000)
+        assert settings["sticky.partitioning.linger.ms"] == milliseconds

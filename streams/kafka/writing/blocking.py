@@ -105,6 +105,7 @@ class Transactions:
         self.transactional_id = transactional_id
         self._settings = _settings_of(settings) if transactional_id else None
         self._place_of = None if settings.partitioner == "murmur2" else PARTITIONERS[settings.partitioner]
+        self._null_keys = settings.null_keys
         self._transaction_seconds = timeout_seconds
         self._seconds = seconds
         self._call_seconds = seconds * DELIVERY_SHARE  # a call without success says why before the time is over
@@ -140,7 +141,7 @@ class Transactions:
     def _connect(self) -> Callable[[list[Output]], Future[None]]:
         assert self._settings is not None, "a transaction needs a transactional id"
         cluster = Cluster(self._settings)
-        cluster.partitioner_of = lambda _topic: self._place_of
+        cluster.partitioner_of, cluster.null_keys_of = (lambda _topic: self._place_of), (lambda _topic: self._null_keys)
         slot = WireSlot(
             self.transactional_id,
             cluster,

@@ -35,6 +35,7 @@ class SendQueue:
             client_settings,
             client_id=settings.client_id,
             partitioner=settings.partitioner,
+            null_keys=settings.null_keys,
         )
         self._timeout_ms = max(int(delivery_seconds * 1000), 1)
         self._failures: list[Delivery] = []
