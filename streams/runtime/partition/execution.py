@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -285,7 +284,7 @@ class Execution:
         except BaseException as error:
             if isinstance(error, GeneratorExit) and asyncio._get_running_loop() is None:
                 raise  # the loop is gone
-            if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
+            if isinstance(error, asyncio.CancelledError) and host.cancellation.is_real:
                 raise  # the partition's task is cancelled, and not something that the handler awaited
             return unit.fail(ctx, error)
         if interjection is not None and not isinstance(answer, ExecutionState):

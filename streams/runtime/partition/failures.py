@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import anyio
 
@@ -45,15 +46,36 @@ def cancelled_inside(error: BaseException) -> Exception:
     return wrapped
 
 
-async def no_foreign_cancellation(run: Callable[[], Awaitable[None]], *, caller_may_cancel: bool = False) -> None:
+class Cancellation:
+    """The cancellation of a run: by a scope, or of the task that it began in. The end of an event loop cancels all
+    tasks, each for itself and not by their scopes; only that one shows that it was the run that was meant, and not
+    something that a function of the user awaited."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._before = 0
+
+    def begin(self) -> Cancellation:
+        """Watch the current task from now on. Returns itself."""
+        self._task = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+        return self
+
+    @property
+    def is_real(self) -> bool:
+        """Check what a ``CancelledError`` in the current task is. ``False``: it is not ours."""
+        task = self._task
+        by_task = task is not None and task.cancelling() > self._before
+        return by_task or anyio.current_effective_deadline() == -math.inf
+
+
+async def no_foreign_cancellation(run: Callable[[], Awaitable[None]], cancellation: Cancellation) -> None:
     """Run what may call the user's functions. A ``CancelledError`` ends a whole group of tasks without a word: one that
-    neither a scope around it has sent, nor its caller where there is one, becomes an error."""
+    is not real becomes an error."""
     try:
         await run()
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        by_caller = caller_may_cancel and task is not None and task.cancelling() > 0
-        if by_caller or anyio.current_effective_deadline() == -math.inf:
+        if cancellation.is_real:
             raise
         raise cancelled_inside(error) from error
 
