@@ -21,7 +21,7 @@ from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
 from streams.model.tracing import Carrier, EventSpan, carried, stamped, with_context
 from streams.outcomes import ExecutionState, Retry
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, TypedRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
 from streams.runtime.partition.decoding import read_event
 from streams.runtime.partition.event_context import EventContext
@@ -83,7 +83,10 @@ class Execution:
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
         """Decode a record: return (route, event, None), or the reason why there is none; ``where``: the record's name
-        in errors. The event is what the route's handler takes: for a batch handler a list of one."""
+        in errors. The event is what the route's handler takes: for a batch handler a list of one. Raises ``SystemExit``
+        of a rule that was asked for the record's type."""
+        if isinstance(record, TypedRecord) and record.ending is not None:
+            of_policy(record.ending, where or record.where, "type rule")  # which raises it
         router = self._host.router
         route, event, unreadable = read_event(router.routes, router.default, record, where)
         if isinstance(event, VisitRequest) and event.action == "again" and route is not None:

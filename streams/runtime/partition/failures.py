@@ -80,17 +80,18 @@ async def no_foreign_cancellation(run: Callable[[], Awaitable[None]], cancellati
         raise cancelled_inside(error) from error
 
 
-def of_policy(error: BaseException, where: str) -> Exception:
-    """Return what the user's code raised as an error for the event's policy. Raises what is no ``Exception``
+def of_policy(error: BaseException, where: str, what: str = "handler") -> Exception:
+    """Return what the user's code (``what``) raised as an error for the event's policy. Raises what is no ``Exception``
     (``SystemExit``, ``KeyboardInterrupt``): it ends the process and no event, and only here the event is known."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, asyncio.CancelledError):
         return cancelled_inside(error)
     _log.critical(
-        "%s: the handler raised %s: %s; that is no event's failure but the end of the process, and the next start "
+        "%s: the %s raised %s: %s; that is no event's failure but the end of the process, and the next start "
         "meets the event again. (To stop the source on purpose a handler answers ExecutionState.FATAL)",
         where,
+        what,
         type(error).__name__,
         text_of(error),
         exc_info=exception_info(error),
