@@ -8,22 +8,12 @@ import msgspec
 import pytest
 
 from streams import DEAD_LETTER, PARK, SKIP, EventFailure, Retry
-from streams.core.jobs import COUNTER, PREFIX
+from streams.core.jobs import COUNTER
 from streams.records import Record
-from streams.runtime.changelog import decode_timer, timer_key
 from streams.settings import GroupConfig, TimeoutConfig
-from streams.testing import TestDriver
-from tests.unit.jobs_kit import LONG, Call, Order, Shop, order
+from tests.unit.jobs_kit import LONG, Call, Order, Shop, job_records, order
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-
-def job_records(driver: TestDriver[Any], partition: int = 0) -> dict[str, Any]:
-    """The jobs in the changelog, by the names of their records."""
-    log = driver._world.broker.log(driver._world.config.changelog, partition)
-    records = [each for each in log.committed(0, log.end) if (each.key or b"").startswith(timer_key("@job"))]
-    timers = dict(map(decode_timer, records))
-    return {name.removeprefix(PREFIX): timer for name, timer in timers.items() if timer is not None}
 
 
 def numbers(shop: Shop) -> list[int]:

@@ -302,7 +302,7 @@ def test_an_exit_of_the_function_ends_the_source_at_the_records_turn_by_name(
         return OrderIn
 
     got: list[Any] = []
-    with pytest.raises(SystemExit) as ended, TestDriver(source_of(ByFunction(kind), got)) as driver:
+    with pytest.raises(SystemExit) as ended, TestDriver(source_of(ByFunction(kind), got)) as driver:  # noqa: PT012
         for value in (b'{"order":"a"}', b"worst", b'{"order":"b"}'):
             driver.send_record(Record("orders", value, b"k"), wait=False)
         driver.settle()
