@@ -335,12 +335,12 @@ def test_the_end_of_the_event_loop_is_a_cancellation_and_no_error(work: str, cap
 
         async def wait(ctx: EventContext[Any], event: object) -> None:
             begun.set()
-            await asyncio.sleep(LONG)
+            await asyncio.Event().wait()
 
         async def activated(source: object, change: object) -> None:
             if work == "callback":
                 begun.set()
-                await asyncio.sleep(LONG)
+                await asyncio.Event().wait()
 
         source = bench.make(error_policy=DEAD_LETTER)
         source.on_activated(activated)

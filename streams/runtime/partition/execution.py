@@ -83,8 +83,8 @@ class Execution:
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
         """Decode a record: return (route, event, None), or the reason why there is none; ``where``: the record's name
-        in errors. The event is what the route's handler takes: for a batch handler a list of one. Raises ``SystemExit``
-        of a rule that was asked for the record's type."""
+        in errors. The event is what the route's handler takes: for a batch handler a list of one. Raises the
+        ``SystemExit`` of the record's type rule."""
         if isinstance(record, TypedRecord) and record.ending is not None:
             of_policy(record.ending, where or record.where, "type rule")  # which raises it
         router = self._host.router
