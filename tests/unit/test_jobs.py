@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ import pytest
 
 from streams import DEAD_LETTER, PARK, SKIP, EventFailure, Retry
 from streams.core.jobs import COUNTER
+from streams.looks.letter_choice import problems_of
+from streams.looks.letters import Letter
 from streams.records import Record
 from streams.settings import GroupConfig, TimeoutConfig
 from tests.unit.jobs_kit import LONG, Call, Order, Shop, job_records, order
@@ -312,7 +315,10 @@ def test_other_last_words_let_the_job_go(policy: Retry) -> None:
         if letters:
             assert letters[0].header("__kes_dlq_handler") == b"tests.unit.jobs_kit.Shop.deliver"
             assert letters[0].value == b'{"number":1,"key":"a"}'
-            assert any(name.endswith("job_id") for name, _ in letters[0].headers or ())
+            box: Any = SimpleNamespace(partitions=lambda topic: 1)
+            [problem] = problems_of(box, [Letter(letters[0], 0, False)], {}, None)
+            job_id = shop.calls[0][1]
+            assert f"it is the end of a durable job (deliver, {job_id}), and no event: send an event" in problem
 
 
 def test_a_stop_meets_the_job_again() -> None:
