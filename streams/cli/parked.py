@@ -141,7 +141,8 @@ def show(
 ) -> None:
     """Show the events of a parked key, as the source would read them.
 
-    Read as for `kes parked list`.
+    Read as for `kes parked list`. If the owner answers, and has tried the first event itself, its stack trace is shown,
+    too.
 
     Exit codes: 0 shown; 1 the key is not parked, or no broker answers; 2 wrong usage.
     """
@@ -169,8 +170,11 @@ def show(
             content = decoder.content(record)
             facts |= {"origin": record.where, "type": content.type, "value": content.value, "problem": content.problem}
         events.append(facts)
-    row = _row(number, queue)
-    lines = [f"{name}: {harmless(str(value))}" for name, value in row.items() if value not in ("", None)]
+    row = _row(number, queue) | {"trace": queue.trace}
+    lines = [
+        f"{name}: {harmless(str(value))}" for name, value in row.items() if value not in ("", None) and name != "trace"
+    ]
+    lines += [f"    {harmless(line)}" for line in queue.trace.splitlines()]
     lines += [shortened(one_line(facts), 500) for facts in events]
     emit(row | {"events_shown": events}, asked.json, lambda: Text("\n".join(lines)))
 

@@ -15,6 +15,7 @@ import pytest
 from streams import PARK
 from streams.errors import ConfigError, MembershipLost, NotOwned, StoreError
 from streams.records import Record
+from streams.runtime.partition.failures import MOST_TRACES
 from streams.runtime.queries import parked
 from streams.runtime.queries.parked import ParkedReply, ParkedRequest, answered, checked_request
 from streams.runtime.queries.points import PointRead
@@ -102,6 +103,28 @@ def test_the_events_of_a_queue_come_in_pages() -> None:
         assert [place.partition("@")[0] for _, place, _ in found] == ["adds"] * 4 + ["timer t"]
         assert [is_set for _, _, is_set in found] == [False] * 4 + [True]
         assert ask(driver, queue="0" * 32, first=0).events_of_it == ()
+
+
+def test_the_trace_of_the_last_failure_is_its_owners() -> None:
+    """Of the attempt that the queue's record names, and made by this process; in a list of all keys there is none."""
+    bank = Bank(queries=OPERATE)
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1)
+        for _ in range(2):  # the one that parked it, and one of the head
+            [there] = ask(driver).queues
+            assert there.trace == ""
+            [alone] = ask(driver, queue=there.queue).queues
+            assert "parking_kit.py" in alone.trace
+            assert len(alone.trace.splitlines()) == 2
+            driver.advance(40)
+        traces = driver._worker(0).traces  # type: ignore[union-attr]
+        for number in range(MOST_TRACES):
+            traces.note(f"@park/{number}", ValueError("another"))
+        assert ask(driver, queue=there.queue).queues == ask(driver).queues
+        traces.note(f"@park/{there.queue}", ValueError("one that was never committed"))
+        assert ask(driver, queue=there.queue).queues == ask(driver).queues
+        assert len(traces._by_name) == MOST_TRACES
 
 
 @pytest.mark.parametrize("trouble", ["lost reply", "lost request", "abort", "crash", "evict"])
@@ -210,7 +233,8 @@ def test_queues_are_listed_by_age_in_pages(monkeypatch: pytest.MonkeyPatch) -> N
             (key.encode()[:256], len(key.encode())) for key in keys
         ]
         assert (reply.keys, reply.events) == (5, 5)
-        assert ask(driver, queue=found[2].queue).queues == (found[2],)
+        [alone] = ask(driver, queue=found[2].queue).queues
+        assert msgspec.structs.replace(alone, trace="") == found[2]
         assert ask(driver, queue="0" * 32).queues == ()
         assert ask(driver, "retry", seen=seen(reply)).done == (found[-1].queue,)
 

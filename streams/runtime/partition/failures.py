@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import anyio
 
 from streams.core.origin import Origin
+from streams.core.parking import LONGEST_ERROR, Queue
 from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused, StateUnreadable
-from streams.logs import Trace, exception_info
+from streams.logs import Trace, exception_info, is_ours
 from streams.metrics import EventFailed
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TypedRecord
 
 _log = logging.getLogger(__name__)
+
+LONGEST_TRACE: Final = 2_000
+"""Characters of the stack trace that a dead letter carries, at most: the last ones, which are nearest to the error."""
+MOST_TRACES: Final = 100
+"""Stack traces of parked events that a partition keeps in memory, at most."""
 
 
 class RestartNeeded(Exception):
@@ -162,3 +169,30 @@ def change_too_large(change: Change, limit: int) -> RecordRefused:
         f"the producer ({limit}): raise it in client_settings (and max.message.bytes of the changelog), or "
         "store less per key"
     )
+
+
+def short_trace(error: BaseException) -> str:
+    """Return the frames of the user's code that the error came through, without the toolkit's own; ``""`` if there are
+    none. The last ``LONGEST_TRACE`` characters of it."""
+    frames = ((frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_ours(frame))
+    return "".join(traceback.StackSummary.extract(frames).format()).rstrip()[-LONGEST_TRACE:]
+
+
+class LastTraces:
+    """The stack traces of the last failures of parked events, by the names of their queues: as long as this process
+    works on the partition, and of the ``MOST_TRACES`` queues that have failed last."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, tuple[str, str]] = {}
+
+    def note(self, name: str, error: BaseException) -> None:
+        """Keep the trace of an attempt at the first event of this queue."""
+        self._by_name.pop(name, None)
+        self._by_name[name] = describe(error)[:LONGEST_ERROR], short_trace(reason_of(error))
+        if len(self._by_name) > MOST_TRACES:
+            del self._by_name[next(iter(self._by_name))]
+
+    def of(self, queue: Queue) -> str:
+        """Return the trace of the failure that the queue's record names; ``""``: there is none here."""
+        error, trace = self._by_name.get(queue.name, ("", ""))
+        return trace if error == queue.state.error else ""

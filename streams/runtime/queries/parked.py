@@ -16,6 +16,7 @@ from streams.core.timers import Timer
 from streams.errors import ConfigError, NotOwned
 from streams.runtime.engine import Engine
 from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.failures import LastTraces
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.parking_acts import act
 from streams.runtime.partition.timers import PartitionTimers
@@ -33,7 +34,9 @@ _QUEUE: Final = re.compile(r"[0-9a-f]{32}")
 class ParkedQueue(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as an operator sees it. ``queue``: the 32 digits of its name. ``key``: its beginning, of ``key_bytes``;
     ``None``: its event has none. ``size``: bytes of its events. ``due_ms``: of the next attempt
-    (``core.parking.NEVER_MS``: none by time). ``head`` and ``next``: for acts."""
+    (``core.parking.NEVER_MS``: none by time). ``head`` and ``next``: for acts. ``trace``: of the last failure through
+    the user's code, if the queue is listed alone, and its owner has made that
+    attempt."""
 
     queue: str
     key: bytes | None
@@ -46,9 +49,10 @@ class ParkedQueue(msgspec.Struct, frozen=True, kw_only=True):
     due_ms: int
     error: str
     handler: str
+    trace: str = ""
 
     @classmethod
-    def of(cls, queue: Queue, longest: int | None = None) -> ParkedQueue:
+    def of(cls, queue: Queue, longest: int | None = None, trace: str = "") -> ParkedQueue:
         """Describe a queue; ``longest``: bytes of its key that are shown."""
         state, key = queue.state, queue.key
         return cls(
@@ -63,6 +67,7 @@ class ParkedQueue(msgspec.Struct, frozen=True, kw_only=True):
             due_ms=queue.record.due_ms,
             error=state.error,
             handler=state.handler,
+            trace=trace,
         )
 
     @property
@@ -165,7 +170,7 @@ async def answered(engine: Engine, request: ParkedRequest) -> ParkedReply:
             action: Any = request.action
             if act(ctx, action, Seen(PREFIX + name, head, behind), as_letters=request.as_letters):
                 done.append(name)
-        found = _listed(timers.parked, request) if is_list else []
+        found = _listed(timers.parked, worker.traces, request) if is_list else []
         events, more = _page(timers, request)
         return ParkedReply(
             partition=number,
@@ -191,11 +196,11 @@ async def answered(engine: Engine, request: ParkedRequest) -> ParkedReply:
     return reply
 
 
-def _listed(parked: ParkedKeys, request: ParkedRequest) -> list[ParkedQueue]:
+def _listed(parked: ParkedKeys, traces: LastTraces, request: ParkedRequest) -> list[ParkedQueue]:
     """Return the queues of a list, and one more if there are more."""
     if request.queue:
         queue = parked.by_name.get(PREFIX + request.queue)
-        return [] if queue is None else [ParkedQueue.of(queue, _KEY_BYTES)]
+        return [] if queue is None else [ParkedQueue.of(queue, _KEY_BYTES, traces.of(queue))]
     found = (ParkedQueue.of(queue, _KEY_BYTES) for queue in parked.by_name.values())
     behind = (queue for queue in found if queue.place > request.after)
     return heapq.nsmallest(PAGE + 1, behind, key=lambda queue: queue.place)
