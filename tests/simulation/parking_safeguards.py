@@ -9,7 +9,6 @@ from streams.core.parking import ParkedKeys, Queue, Queued, queue_name
 from streams.core.timers import Timer
 from streams.runtime.partition import hot_path, parking_acts, timers
 from streams.runtime.partition.execution import Execution
-from streams.runtime.partition.heads_ahead import HeadsAhead
 from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.retirement import Retirement
@@ -38,10 +37,6 @@ edited(
     "work_that_was_given_up_is_taken_for_done",
     Retirement, "retire", "first.is_given_up or first.record.key in self._partition.timers.parked.keys",
     "False", "P2", P,
-)  # fmt: skip
-edited(
-    "turns_are_passed_on_to_events_of_parked_keys",
-    Retirement, "_goes_on", "first.record.key not in parked", "True", "P2", P,
 )  # fmt: skip
 left_out("slices_pass_parked_keys", hot_path, "_before_parked", lambda *given: given[-1], "P3", P)
 edited("single_events_pass_parked_keys", Execution, "one", "self._partition.queue_of(record)", "None", "P3", P)
@@ -85,7 +80,6 @@ left_out(
     "numbers_of_a_later_queue_begin_where_those_of_the_first_did",
     Queued, "first_number", lambda self, now_ms: 0, "P7", S, seed=54,
 )  # fmt: skip
-left_out("work_of_heads_that_an_operator_lets_go_goes_on", HeadsAhead, "withdraw_gone", lambda _: None, "P10", S)
 left_out("heads_that_were_found_are_tried_without_a_note", Queue, "must_be_noted", lambda *_: False, "P12", S, seed=1)
 edited(
     "heads_that_have_ended_a_process_are_due_at_once",
