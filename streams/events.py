@@ -98,6 +98,11 @@ class EventType(Generic[T]):
         """``encode`` for hot paths, with ``kinds``: see ``shortcuts.Shortcut``; or just ``encode``."""
         self.kinds: Kinds = found.kinds if has_shortcut else ()
 
+    @property
+    def codec(self) -> Codec[T]:
+        """The codec of the present version."""
+        return self._codec
+
     def __repr__(self) -> str:
         return f"EventType({self.name!r}, version={self.version})"
 

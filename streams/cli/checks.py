@@ -27,10 +27,11 @@ from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import Security
 from streams.looks.group_live import LiveGroup, parked_text
 from streams.looks.records import Decoder, one_line, shortened
-from streams.outcomes import ErrorResponse
+from streams.outcomes import ErrorResponse, Retry, policy_name
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.ownership.replicas import make_store
+from streams.runtime.partition.decoding import decode_policy
 from streams.runtime.source_topics import SOURCE
 from streams.sak.harmless import harmless
 from streams.sak.murmur2 import partition_of
@@ -252,11 +253,18 @@ def progress(target: Target) -> Iterator[Finding]:
             [record] = source.received(topic, [record])
             ahead += [record] if committed else []
             problem = decoder.content(record).problem
-            if problem and config.decode_policy.then is ErrorResponse.FAIL_CONSUMER:
+            declared = source._declared
+            policy = decode_policy(
+                declared.inputs.specs.get(topic), declared.router.routes, record, config.decode_policy
+            )
+            stops = isinstance(policy, Retry)
+            if problem and (not isinstance(policy, Retry) or policy.then is ErrorResponse.FAIL_CONSUMER):
                 unread = True
-                text = f"the next record of {topic}[{record.partition}] cannot be read, and a start would stop there: "
+                then = "a start would stop there" if stops else f"{policy_name(policy)} decides"
+                text = f"the next record of {topic}[{record.partition}] cannot be read, and {then}: "
                 remedy = f"fix the event class, set decode_policy, or {_skip(target, record)}"
-                yield Finding("progress", PROBLEM, f"{text}{record.where}: {harmless(problem)[:200]}", remedy)
+                found = f"{text}{record.where}: {harmless(problem)[:200]}"
+                yield Finding("progress", PROBLEM if stops else WARNING, found, remedy)
     if ahead and not view.members:
         places = ", ".join(record.where for record in ahead[:5]) + (", ..." if len(ahead) > 5 else "")
         text = f"no member is running, and records are waiting ({left:,}); the next start continues at {places}"

@@ -74,6 +74,8 @@ class JobState(msgspec.Struct, frozen=True, omit_defaults=True):
 class JobRecord(Timer, frozen=True, kw_only=True):
     """The record of a job, as a timer that is due when the job is to begin."""
 
+    kind = "job"
+
     state: JobState
 
     @classmethod

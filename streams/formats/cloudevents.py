@@ -17,7 +17,7 @@ import msgspec
 
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.formats.rules import Deleted, Found, TypeRule, without_type
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord, ReceivedHeaders
 
 PREFIX: Final = "ce_"
@@ -69,8 +69,8 @@ class CloudEvents(TypeRule):
         source: str = "",
         structured: bool = False,
         content_type: str = "application/json",
-        missing: Retry | None = None,
-        nulls: Retry | type[Deleted] | None = None,
+        missing: ErrorPolicy | None = None,
+        nulls: ErrorPolicy | type[Deleted] | None = None,
     ) -> None:
         super().__init__("CloudEvents()", nulls, missing)
         given: tuple[tuple[str, object], ...] = ("source", source), ("content_type", content_type)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from streams.errors import PlanError, RegistrationError
-from streams.outcomes import ExecutionState, Retry
+from streams.outcomes import POLICIES, ErrorPolicy, ExecutionState, is_policy
 from streams.records import IncomingRecord
 from streams.runtime.async_work.durable_jobs import takes_run
 from streams.runtime.async_work.invoke import check_ends, kind_of
@@ -71,7 +71,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = ...,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = ...,
         name: str = ...,
-        on_error: Retry | None = ...,
+        on_error: ErrorPolicy | None = ...,
     ) -> None: ...
 
     @overload
@@ -86,7 +86,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = ...,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = ...,
         name: str = ...,
-        on_error: Retry | None = ...,
+        on_error: ErrorPolicy | None = ...,
     ) -> None: ...
 
     def __init__(
@@ -100,7 +100,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = None,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = None,
         name: str = "",
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
     ) -> None:
         self.name = name or getattr(job, "__qualname__", None) or repr(job)
         kind = kind_of(f"the jobs {self.name}", job, kind)
@@ -111,8 +111,10 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
             _check_importable(self.name, job)
             if with_run:
                 raise RegistrationError(f"the job {self.name} runs in a process, and takes no JobRun there")
-        if on_error is not None and not isinstance(on_error, Retry):
-            raise RegistrationError(f"the jobs {self.name}: on_error is {on_error!r}; it must be an error policy")
+        if on_error is not None and not is_policy(on_error):
+            raise RegistrationError(
+                f"the jobs {self.name}: on_error is {on_error!r}; it must be an error policy: {POLICIES}"
+            )
         if source._declared.router.is_frozen:
             raise RegistrationError(f"the jobs {self.name} come too late: make them before the event source is started")
         if then is not None and finalizer is not None:
@@ -142,7 +144,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         /,
         *,
         key: Callable[[E], Hashable] | None = None,
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
     ) -> Callable[[P], P]:
         """Schedule a job for each event of this class.
 

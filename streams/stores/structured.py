@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
 
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import ConfigError, DecodeError, StoreError, TimeJump
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.records import Change, TopicPartition
 from streams.stores.engines import KeyValueEngine
 from streams.stores.framed import OWN
@@ -75,7 +75,7 @@ class HostTime(Protocol):
         report: Callable[[Any], None],
         on_close: Callable[..., Any],
         window: tuple[str, str, bytes, int, int, bytes],
-        policy: Retry | None,
+        policy: ErrorPolicy | None,
     ) -> None: ...
 
 

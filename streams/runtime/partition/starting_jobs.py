@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from streams.core.jobs import LONGEST_BYTES, PREFIX, JobAction, JobRecord, JobState, SeenJob
 from streams.errors import EncodeError, JobsFull, RecordRefused, RegistrationError, StoreError
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.protocols import Codec
 from streams.runtime.partition.context_fields import ContextFields, check_name, outlived
 from streams.sak.numbers import is_number
@@ -35,7 +35,7 @@ class DurableJobs(Protocol):
     @property
     def on_failure(self) -> Callable[..., Any] | None: ...
     @property
-    def on_error(self) -> Retry | None: ...
+    def on_error(self) -> ErrorPolicy | None: ...
     @property
     def codecs(self) -> tuple[Codec[Any], Codec[Any]]:
         """Return those of items and results. Raises ``RegistrationError`` for jobs that cannot be durable."""
