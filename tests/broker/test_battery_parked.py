@@ -225,7 +225,7 @@ def test_an_owner_dies_while_it_answers_an_operator(
 
     async def operate() -> ParkedQueue:
         async with ParkedClient(group.source.config) as client:
-            found = await client.find("", 30.0)
+            found = await client.find(30.0)
             number, queue = next((number, each) for number, each in found if each.next - each.head > 1)
             acting = asyncio.create_task(
                 client.act(number, action, [queue.named], as_letters=True, timeout_seconds=60.0)
