@@ -21,7 +21,14 @@ from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
 from streams.model.loading import described
 from streams.model.partitioners import Partitioner, partition_of
 from streams.records import IncomingRecord, shown_key
-from streams.runtime.changelog import JOIN_PREFIX, TIMER_PREFIX, decode_timer, encode_timer, timer_key
+from streams.runtime.changelog import (
+    JOIN_PREFIX,
+    SEEN_PREFIX,
+    TIMER_PREFIX,
+    decode_timer,
+    encode_timer,
+    timer_key,
+)
 from streams.stores.several import Stores
 from streams.stores.structured import Reported
 
@@ -80,6 +87,7 @@ class Regrowth:
         self._origins.setdefault(number, {}).setdefault(number, set())
         timers, jobs = self._timers_of(number, entries)
         self._counters[number] = jobs.next
+        self._look_at_ids(number, _ids(entries))
         for key, _ in self._rows(entries):
             structure, places = self._places(number, key)
             self._count(number, places)
@@ -130,6 +138,8 @@ class Regrowth:
                 yield Move(number, key, None)
             else:
                 yield from self._moves(number, key, value, places)
+        for key, value in _ids(entries).items():
+            yield from self._moves(number, key, value, self._places_of_ids(number))
         timers, jobs = self._timers_of(number, entries)
         for timer in timers:
             key = timer_key(timer.name)
@@ -240,6 +250,19 @@ class Regrowth:
             f"partition gets it, from the partition of its number modulo {rules.before}), or --shared {STAY}"
         )
 
+    def _look_at_ids(self, number: int, ids: Mapping[bytes, bytes]) -> None:
+        if ids and not self._rules.shared:
+            raise StoreError(
+                f"partition {number} has the ids of {len(ids):,} events that were handled once (once=), and nothing "
+                f"says which keys they had. Say --shared {COPY} (each partition gets those of all: right where no two "
+                f"events have one id), or --shared {STAY} (a duplicate whose key has moved is handled again)"
+            )
+        for _ in ids:
+            self._count(number, self._places_of_ids(number))
+
+    def _places_of_ids(self, number: int) -> list[int]:
+        return [number] if self._rules.shared == STAY else list(range(self._rules.after))
+
     def _places_of_timer(self, number: int, timer: Timer) -> list[int]:
         if timer.key is None:
             return self._shared(number, timer.title)
@@ -293,6 +316,10 @@ class Regrowth:
         yield from (Move(place, key, value) for place in places if place != number)
         if number not in places:
             yield Move(number, key, None)
+
+
+def _ids(entries: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    return {key: value for key, value in entries.items() if key.startswith(SEEN_PREFIX)}
 
 
 def _is_above(place: bytes | None, mark: bytes | None) -> bool:

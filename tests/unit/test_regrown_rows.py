@@ -14,11 +14,20 @@ from streams import Heap, Index, NamedTable, Stores, Table, Windows
 from streams.cli.regrown_rows import COPY, STAY, Regrowth, Rules
 from streams.core.jobs import COUNTER, PREFIX, JobRecord, Jobs, JobState
 from streams.core.parking import ParkedKeys, queued_record
+from streams.core.seen import encode
 from streams.core.timers import Timer
 from streams.errors import ConfigError, OffsetError, StoreError, StreamsError
 from streams.model.partitioners import PARTITIONERS, partition_of
 from streams.records import IncomingRecord
-from streams.runtime.changelog import BEGIN_KEY, JOIN_PREFIX, TIMER_PREFIX, decode_timer, encode_timer, timer_key
+from streams.runtime.changelog import (
+    BEGIN_KEY,
+    JOIN_PREFIX,
+    SEEN_PREFIX,
+    TIMER_PREFIX,
+    decode_timer,
+    encode_timer,
+    timer_key,
+)
 from streams.stores.structured import TIME_KEY
 from tests.unit.structures_kit import HERE, Entries, at, entries, loaded
 
@@ -98,6 +107,7 @@ def raises(key: str) -> str:
         ({HOME: {b"\xff\x00": b"7"}}, {}, StoreError, f"partition {HOME}, key b'\\xff\\x00'"),
         ({0: {timer_key("flush"): encode_timer(TIMER)}}, {}, StoreError, "timer 'flush': it belongs to the partition"),
         ({0: {JOIN_PREFIX + b"names\0bob": b"Bob"}}, {}, StoreError, "kes state forget --join names removes them"),
+        ({0: {SEEN_PREFIX + b"x" * 16: encode(9)}}, {}, StoreError, "partition 0 has the ids of 1 events that were"),
         ({0: {timer_key("x"): b"{}"}}, {}, OffsetError, "the timer b'x' cannot be read"),
     ],
 )
@@ -124,6 +134,14 @@ def test_entries_of_a_partition_stay_or_are_copied() -> None:
     assert grown(states, rules(2, 5, shared=STAY, **own)) == states | {2: {}, 3: {}, 4: {}}
     copies = {2: states[0], 3: states[1], 4: states[0]}
     assert grown(states, rules(2, 5, shared=COPY, **own)) == states | copies
+
+
+def test_ids_that_were_handled_stay_or_are_everywhere() -> None:
+    """Nothing says which key they had: a duplicate may come to any partition."""
+    ids = [{SEEN_PREFIX + bytes([number]) * 16: encode(9)} for number in range(2)]
+    states = dict(enumerate(ids))
+    assert grown(states, rules(shared=STAY)) == states | {2: {}, 3: {}}
+    assert grown(states, rules(shared=COPY)) == dict.fromkeys(range(4), ids[0] | ids[1])
 
 
 def timers_in(state: Mapping[bytes, bytes]) -> dict[str, Timer]:
