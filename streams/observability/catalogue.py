@@ -17,6 +17,7 @@ from streams.metrics import (
     CallAbandoned,
     CallbackFailed,
     DurableJobEnded,
+    EventDuplicate,
     EventFailed,
     HeadTried,
     JobEnded,
@@ -116,6 +117,9 @@ OUTPUT_BYTES = _counter("kes_output_bytes", "Bytes of output records that were c
 CHANGELOG_BYTES = _counter("kes_changelog_bytes", "Bytes of changelog records that were committed.")
 HEADS_TRIED = _counter(
     "kes_parked_retries", "Attempts at first events of parked keys.", ("outcome",), (("completed",), *_RESPONSES)
+)
+ONCE_DUPLICATES = _counter(
+    "kes_once_duplicates", "Events that were passed: one with their id was handled before (once=).", ("type",)
 )
 BATCHES_FAILED = _counter("kes_failed_batches", "Batches that failed as a whole; their events run one by one.")
 LATE_ITEMS = _counter("kes_late_items", "Items that came for windows that were closed.", ("store", "window"))
@@ -290,6 +294,8 @@ def readings(measurement: Measurement) -> list[Sample]:
             return [(HEADS_TRIED, 1, (outcome,))]
         case DurableJobEnded(name, _, outcome):
             return [(JOBS_ENDED, 1, (name, outcome))]
+        case EventDuplicate(_, _, kind, events):
+            return [(ONCE_DUPLICATES, events, (kind,))]
         case BatchFailed():
             return [(BATCHES_FAILED, 1, ())]
         case OutOfTime(partition, kind, store, part, items):

@@ -20,6 +20,7 @@ from streams.core.visits import TIMER_PREFIX as VISIT_PREFIX
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, TopicPartition
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.joined_rows import JoinedRows
+from streams.runtime.partition.seen_ids import NOTE, SeenIds
 from streams.runtime.ports import LookupTables
 from streams.settings.config import EventSourceConfig
 
@@ -49,6 +50,8 @@ class PartitionTimers:
         self._timers = Timers()
         self.joined = JoinedRows()
         """The rows of the partition's joined tables: what an event has of its partition from its turn on, as timers."""
+        self.seen = SeenIds()
+        """The ids that the partition has handled (``once=``)."""
         self.timeless: frozenset[str] = frozenset()
         """The inputs whose events move no time (``InputSpec.moves_time``)."""
         self.visits: dict[str, Timer] = {}
@@ -156,6 +159,9 @@ class PartitionTimers:
 
     def admitted(self, changes: dict[str, Timer | None], origin: Origin) -> list[Change]:
         """Set and remove the timers of an event that is complete. Returns the changes for its transaction."""
+        if (note := changes.pop(NOTE, None)) is not None:
+            noted = self.seen.admitted(note, self.now_ms() // 1000, origin)
+            return noted + self.admitted(changes, origin) if changes else noted
         starts = any(jobs.is_job(name) for name in changes)
         if starts:
             changes = self.jobs.numbered(changes, self.job_prefix)
