@@ -32,7 +32,7 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, config_at, source_admin_of
 from streams.cli.console import complain, emit, notices, plain_table, print_whole
 from streams.cli.growth import Growth, growth_table, planned
-from streams.cli.regrown_rows import COPY, STAY, Move, Regrowth, RoutedBy, Rules
+from streams.cli.regrown_rows import COPY, STAY, EntryMove, Regrowth, RoutedBy, Rules
 from streams.cli.skip import slot_of, source_reader
 from streams.cli.start_places import LONG_SECONDS, known_offset
 from streams.cli.state_sources import state_of
@@ -391,7 +391,7 @@ class _Regrow:
         slot.send(self._outputs(self._regrowth.ends()))
         slot.send(self._last_records())
 
-    def _outputs(self, moves: Iterable[Move]) -> list[Output]:
+    def _outputs(self, moves: Iterable[EntryMove]) -> list[Output]:
         topic = self._config.changelog
         return [Output(topic, value, key, None, number, 0, number, -1) for number, key, value in moves]
 
@@ -423,8 +423,8 @@ class _Regrow:
         return outputs
 
 
-def _together(moves: Iterable[Move]) -> Iterator[list[Move]]:
-    some: list[Move] = []
+def _together(moves: Iterable[EntryMove]) -> Iterator[list[EntryMove]]:
+    some: list[EntryMove] = []
     size = 0
     for move in moves:
         some.append(move)

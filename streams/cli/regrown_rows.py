@@ -29,8 +29,8 @@ from streams.runtime.changelog import (
     encode_timer,
     timer_key,
 )
+from streams.stores.parts import Reported
 from streams.stores.several import Stores
-from streams.stores.structured import Reported
 
 COPY: Final = "copy"
 STAY: Final = "stay"
@@ -52,7 +52,7 @@ class Rules(NamedTuple):
     drops_closed: bool = False
 
 
-class Move(NamedTuple):
+class EntryMove(NamedTuple):
     """A change of one partition's entries."""
 
     partition: int
@@ -130,12 +130,12 @@ class Regrowth:
 
     # -- the second one ------------------------------------------------------------------------------------------------
 
-    def moved(self, number: int, entries: Mapping[bytes, bytes]) -> Iterator[Move]:
+    def moved(self, number: int, entries: Mapping[bytes, bytes]) -> Iterator[EntryMove]:
         """Yield the changes for the same state, looked at again; in the order of partitions. Raises as ``look``."""
         for key, value in self._rows(entries):
             structure, places = self._places(number, key)
             if self._is_dropped(number, structure, key, places):
-                yield Move(number, key, None)
+                yield EntryMove(number, key, None)
             else:
                 yield from self._moves(number, key, value, places)
         for key, value in _ids(entries).items():
@@ -152,16 +152,16 @@ class Regrowth:
                 self._is_counted.add(place)
                 yield from self._moves(number, timer_key(job.name), encode_timer(again), [place])
 
-    def ends(self) -> Iterator[Move]:
+    def ends(self) -> Iterator[EntryMove]:
         """Yield the changes of what partitions have of their own, behind all of ``moved``."""
         for place, own in self._settled.items():
             before = self._own.get(place, {})
-            yield from (Move(place, key, None) for key in before.keys() - own.keys())
-            yield from (Move(place, key, value) for key, value in own.items() if before.get(key) != value)
+            yield from (EntryMove(place, key, None) for key in before.keys() - own.keys())
+            yield from (EntryMove(place, key, value) for key, value in own.items() if before.get(key) != value)
         for place in sorted(self._is_counted):
             jobs = Jobs()
             jobs.next = self._counters[place]
-            yield Move(place, timer_key(COUNTER), encode_timer(jobs.counter))
+            yield EntryMove(place, timer_key(COUNTER), encode_timer(jobs.counter))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -312,10 +312,10 @@ class Regrowth:
         settled = [self._settled[to] for to in places if to in self._settled]
         return is_closed and any(_is_above(place, self._store.mark_in(own, structure)) for own in settled)
 
-    def _moves(self, number: int, key: bytes, value: bytes, places: list[int]) -> Iterator[Move]:
-        yield from (Move(place, key, value) for place in places if place != number)
+    def _moves(self, number: int, key: bytes, value: bytes, places: list[int]) -> Iterator[EntryMove]:
+        yield from (EntryMove(place, key, value) for place in places if place != number)
         if number not in places:
-            yield Move(number, key, None)
+            yield EntryMove(number, key, None)
 
 
 def _ids(entries: Mapping[bytes, bytes]) -> dict[bytes, bytes]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, TypeVar, overload
 
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import ConfigError, DecodeError, StoreError, TimeJump
-from streams.outcomes import Retry
 from streams.records import Change, TopicPartition
 from streams.stores.engines import KeyValueEngine
 from streams.stores.framed import OWN
 from streams.stores.journalled import JournalledBytes
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
+from streams.stores.parts import HostTime, MergedOwn, Reported, StorePart
 
 _log = logging.getLogger(__name__)
 
@@ -27,84 +27,6 @@ TIME_KEY: Final = OWN + b"\x00time"
 MOST_AT_ONCE: Final = 64
 """Number of entries that expire, or windows that close, of one structure in front of one event, at most: they are in
 its transaction, which has bounds. The others have their turn in front of the next events."""
-
-
-class StorePart(Protocol):
-    """One structure of a ``Stores``."""
-
-    @property
-    def table(self) -> JournalledBytes:
-        """Its entries."""
-        ...
-
-    @property
-    def is_timed(self) -> bool:
-        """Check for work at certain times: ``sweep``."""
-        ...
-
-    def sweep(self, time_ms: int) -> None:
-        """Do what is due, within an event: ``MOST_AT_ONCE`` of it, or a little more."""
-        ...
-
-    def mark_back(self, mark: bytes, time_ms: int, /) -> bytes:
-        """Return its mark for a time that is set back."""
-        ...
-
-    def put_back(self, value: bytes, time_ms: int, /) -> bytes:
-        """Return a value for a time that is set back."""
-        ...
-
-    def merged_mark(self, marks: Sequence[bytes | None], first_open: bytes | None, /) -> bytes | None:
-        """Return the mark of entries that were under several, the first of which that is not reported yet is at
-        ``first_open`` (``None``: there is none). ``None``: they have no mark."""
-        ...
-
-    def closing_place(self, key: bytes, /) -> bytes | None:
-        """Return the place of an entry that is reported, at which it is above its mark or not; ``None``: it is none."""
-        ...
-
-    def row_key(self, key: bytes, /) -> Any:
-        """Return the part of an entry's key that its handler has named: without the span of a window."""
-        ...
-
-    def upgraded(self, value: bytes, /) -> bytes | None:
-        """Return a value in the present version; ``None``: it has that already, or there are none."""
-        ...
-
-    def decode_key(self, key: bytes, /) -> Any: ...
-    def decode_value(self, value: bytes, /) -> Any: ...
-
-
-class Reported(NamedTuple):
-    """Entries of a structure that are reported in their order: the place of the last one that was (``closed``), and of
-    the first one that was not (``first_open``). ``None``: there is none."""
-
-    closed: bytes | None = None
-    first_open: bytes | None = None
-
-
-class MergedOwn(NamedTuple):
-    """Own entries of a store whose rows come from several, and the marks in them by structure."""
-
-    entries: dict[bytes, bytes]
-    marks: dict[str, bytes | None]
-
-
-class HostTime(Protocol):
-    """The time of a store's host; ``runtime.partition.timekeeping.Timekeeper`` documents the methods."""
-
-    @property
-    def max_jump_ms(self) -> int: ...
-    def now_ms(self) -> int: ...
-    def out_of_time(self, ctx: Any, kind: str, store: str, part: str, items: int, last: str) -> None: ...
-    def close(
-        self,
-        ctx: Any,
-        report: Callable[[Any], None],
-        on_close: Callable[..., Any],
-        window: tuple[str, str, bytes, int, int, bytes],
-        policy: Retry | None,
-    ) -> None: ...
 
 
 StorePartT = TypeVar("StorePartT", bound=StorePart)
