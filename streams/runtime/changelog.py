@@ -27,6 +27,9 @@ BEGIN_KEY = RESERVED_KEY_PREFIX + b"begin"
 """Key of the record that says how a partition's state began (``BeginRecord``). It goes where the state goes."""
 RESET_KEY = RESERVED_KEY_PREFIX + b"reset"
 """Key of the record that says how a partition was reset last (``ResetRecord``). It goes where the state goes."""
+GROWTH_KEY = RESERVED_KEY_PREFIX + b"growth"
+"""Key of the record that says that a partition's state is placed by a larger number of partitions (``GrowthRecord``).
+Each partition has it in the transaction that has moved the state."""
 TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
 """Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
 PARKED_PREFIX = TIMER_PREFIX + parking.PREFIX.encode()
@@ -48,7 +51,7 @@ a colon."""
 TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that this version can read."""
 BEGIN_FORMAT = 1
-"""The layout of ``BeginRecord`` and ``ResetRecord`` that this version writes, and the newest that it can read."""
+"""The layout of begin, reset and growth records that this version writes, and the newest that it can read."""
 
 
 InputPosition: TypeAlias = tuple[int, str]
@@ -231,6 +234,24 @@ class ResetRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"reset: {found}{', with its state' if self.kept_state else ''}"
 
 
+class GrowthRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Growth of a source from ``before`` partitions to ``after``. ``by``: the ``writer`` of the offset record that was
+    written with it. ``entries``: how many have come to this partition, and ``left``, how many have gone."""
+
+    v: int = BEGIN_FORMAT
+    before: int
+    after: int
+    by: str
+    at_ms: int
+    entries: int
+    left: int
+
+    @property
+    def shown(self) -> str:
+        """Return it for people."""
+        return f"grown from {self.before} to {self.after} partitions: {self.entries:,} came, {self.left:,} went"
+
+
 def beginning(
     began: BeginRecord, partition: int, ids: Mapping[str, str], changelog_id: str
 ) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
@@ -257,6 +278,11 @@ def decode_begin(record: IncomingRecord) -> BeginRecord:
 def decode_reset(record: IncomingRecord) -> ResetRecord:
     """Decode the reset record in this changelog record. Raises ``OffsetError`` if it is not one, or a newer one."""
     return _decode_known(record, ResetRecord, "reset record")
+
+
+def decode_growth(record: IncomingRecord) -> GrowthRecord:
+    """Decode the growth record in this changelog record. Raises ``OffsetError`` if it is not one, or a newer one."""
+    return _decode_known(record, GrowthRecord, "growth record")
 
 
 def decode_release(record: IncomingRecord) -> ReleaseMarker:
@@ -312,7 +338,7 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace, found.by)
 
 
-B = TypeVar("B", BeginRecord, ResetRecord)
+B = TypeVar("B", BeginRecord, ResetRecord, GrowthRecord)
 
 
 def _decode_known(record: IncomingRecord, kind: type[B], name: str) -> B:

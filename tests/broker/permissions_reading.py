@@ -145,6 +145,21 @@ def on_topics(operation: str) -> list[str]:
 
 
 command("topics", "grow", "--partitions", "2", "--yes", rights=[*on_topics("Alter"), "Describe group GROUP"])
+command(
+    "topics",
+    "regrow",
+    "--partitions",
+    "2",
+    "--still",
+    "0",
+    "--yes",
+    rights=[
+        *on_topics("Alter"),
+        *POSITION,
+        "Write topic CHANGELOG",
+        "Write transactional-id CHANGELOG.kes-regrow",
+    ],
+)
 
 
 async def no_topics(office: Office, kes: Kes) -> None:
