@@ -179,9 +179,9 @@ class EventType(Generic[T]):
             )
         try:
             result = upcast(plain)
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:
+        except BaseException as error:  # a cancellation, too, which would end the partition's task
             raise DecodeError(f"{self.name}: the upcaster from version {step} failed: {reason(error)}") from error
         wanted = list if step in self.splits else dict
         if not isinstance(result, wanted):

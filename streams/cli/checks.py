@@ -25,7 +25,7 @@ from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import Security
-from streams.looks.group_live import LiveGroup, parked_text
+from streams.looks.group_live import LiveGroup, jobs_in, jobs_text, parked_text
 from streams.looks.records import Decoder, one_line, shortened
 from streams.outcomes import ErrorResponse, Retry, policy_name
 from streams.records import IncomingRecord, TopicPartition
@@ -296,7 +296,7 @@ def _next_records(target: Target, topic: str, committed: Mapping[int, int]) -> I
 
 
 def parked(target: Target) -> Iterator[Finding]:
-    """The parked keys of the running members: neither position nor lag tells of them."""
+    """The parked keys, and parked and old jobs, of the running members: neither position nor lag tells of them."""
     config = target.config
     assert config is not None
     with LiveGroup(config, "kes-doctor") as group:
@@ -307,6 +307,10 @@ def parked(target: Target) -> Iterator[Finding]:
         yield Finding("parked", UNKNOWN, "; ".join(problems), f"kes parked list {target.name}")
     elif view.members:
         yield Finding("parked", OK, "no key is parked, as members report it")
+    if text := jobs_text(live, time.time()):
+        is_parked = any(each.parked for each in jobs_in(live))  # an old one may have been meant to begin late
+        command = f"kes jobs list {target.name}"
+        yield Finding("jobs", WARNING, text, f"{command} --parked") if is_parked else Finding("jobs", OK, text, command)
 
 
 def transactions(target: Target) -> Iterator[Finding]:

@@ -94,7 +94,7 @@ class TypeRule:
 
     def typed(self, record: IncomingRecord) -> IncomingRecord:
         """Return a record with its type."""
-        why, is_refused = "", False
+        why, is_refused, ending = "", False, None
         headers: ReceivedHeaders | None
         value: bytes | None
         if record.value is None and self._deletes and record.key is not None:
@@ -104,6 +104,7 @@ class TypeRule:
                 headers, value = self._find(record)
             except DecodeError as error:
                 headers, value, why, is_refused = None, record.value, str(error), True
+                ending = error.__cause__ if isinstance(error.__cause__, SystemExit) else None
             if headers is None:
                 headers, why = (), why or self._untyped
         if record.headers:  # without them all records of a type share one tuple, whose handler is known
@@ -119,6 +120,7 @@ class TypeRule:
             original=record,
             reason=why,
             is_refused=is_refused,
+            ending=ending,
         )
 
     def _types(self) -> tuple[EventType[Any], ...]:
@@ -248,7 +250,8 @@ class ByFunction(TypeRule):
     an event type (of version 1), or ``None``: the record does not say it.
 
     It is called on the event loop, once for each record that comes in, before the record's turn, so it is quick and
-    keeps nothing. What it raises, even a ``CancelledError``, makes the record one that cannot be read.
+    keeps nothing. What it raises, even a ``CancelledError``, makes the record one that cannot be read; ``SystemExit``
+    ends the source at the record's turn, as that of a handler does.
     """
 
     def __init__(
@@ -269,9 +272,11 @@ class ByFunction(TypeRule):
             if isinstance(said, type):
                 return tuple(event_type_of(said).headers), record.value
             name = said.encode() if isinstance(said, str) else None
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a cancellation, too: the loop would drop all records that came with this one
+        # A cancellation, too: the loop would drop all records that came with this one. An exit ends the source at the
+        # record's turn, where it can be named, as one of a handler does.
+        except BaseException as error:
             raise DecodeError(f"{self.title} failed: {reason(error)}") from error
         if said is not None and name is None:
             raise DecodeError(f"{self.title} returned {said!r}; it must be an event class, the name of one, or None")

@@ -42,7 +42,7 @@ from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import TIMER_PREFIX, timer_key
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import make_store
-from streams.runtime.partition.failures import RestartNeeded
+from streams.runtime.partition.failures import Cancellation, RestartNeeded
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
@@ -120,6 +120,7 @@ class PartitionReplay:
         self.router = _without_waiting(program)
         self.schedules: Sequence[tuple[Schedule, Route]] = ()
         self.fires_timers = False
+        self.cancellation = Cancellation()
         # The seed is fixed, so that the same data have the same results.
         self.rng = random.Random(0)
         self.writer = "replay"

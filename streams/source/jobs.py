@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -163,14 +164,20 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
             self._definition, self._definition.job, _checked, event_class, planner, key, on_error
         )
 
-    async def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Answer:
-        """Run one job and its finalizer as the rest of a handler or an interjection that has its turn: ``return
-        scheduler.schedule(ctx, item)``.
+    def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Awaitable[Answer]:
+        """Run one job and its finalizer as the rest of a handler that has its turn, while the partition waits.
 
-        The job takes a slot like the others, and the partition waits meanwhile (nothing else has its turn). It is for
-        work that depends on the store; register work that can run ahead. Raises the job's exception, unless
-        ``on_failure`` takes it.
+        Deprecated, and gone in the next release: start a durable job (``ctx.start_job``), or await the call itself
+        where this turn needs its answer. Raises the job's exception, unless ``on_failure`` takes it.
         """
+        warnings.warn(
+            "AsyncJobScheduler.schedule is deprecated: start a durable job (ctx.start_job), or await the call itself",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self._in_turn(ctx, item)
+
+    async def _in_turn(self, ctx: EventContext[StoreT], item: ItemT) -> Answer:
         stage = ctx._host.stages.get(self._definition)
         assert isinstance(stage, JobStage)
         answer: Answer = await stage.in_turn(ctx, (object(), item))  # a key of its own: it waits behind no other job

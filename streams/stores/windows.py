@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -324,6 +324,20 @@ class Windows(Generic[K, V, E]):
     def mark_back(self, mark: bytes, time_ms: int) -> bytes:
         """Return the sort key up to which windows are closed, for a time set back: later ones are open again."""
         return min(mark, start_of(int_codec.encode(time_ms - self._shape.grace_ms + 1)))
+
+    def merged_mark(self, marks: Sequence[bytes | None], first_open: bytes | None) -> bytes | None:
+        """Return the highest one below all windows that are still to be reported."""
+        found = [mark for mark in marks if mark is not None and (first_open is None or mark < first_open)]
+        return max(found, default=None)
+
+    def closing_place(self, key: bytes) -> bytes | None:
+        """Return the place in the order in which windows are reported; ``None``: they are not."""
+        return None if self._plan.on_close is None else sort_key_of(self._rank(key, b""), key)
+
+    def row_key(self, key: bytes) -> K:
+        """Return the key of a window, without its span."""
+        found: K = self._keys.decode(self._codec.decode(key)[0])
+        return found
 
     def put_back(self, value: bytes, _: int) -> bytes:
         """Return the value: it has no time of its own."""

@@ -220,7 +220,7 @@ class Partitions:
     async def _work(self, worker: PartitionWorker) -> None:
         try:
             with worker.scope:
-                await no_foreign_cancellation(worker.run)
+                await no_foreign_cancellation(worker.run, self._member.cancellation)
         except RestartNeeded as need:
             if need.failure.attempts:
                 worker.failures.add(in_input(worker.input_number, need.origin), need.failure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
 from streams.model.tracing import Carrier, EventSpan, carried, stamped, with_context
 from streams.outcomes import ErrorPolicy, ExecutionState, Retry
-from streams.records import IncomingRecord
+from streams.records import IncomingRecord, TypedRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
 from streams.runtime.partition.decoding import decode_policy, read_event
 from streams.runtime.partition.event_context import EventContext
@@ -87,7 +86,10 @@ class Execution:
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
         """Decode a record: return (route, event, None), or the reason why there is none; ``where``: the record's name
-        in errors. The event is what the route's handler takes: for a batch handler a list of one."""
+        in errors. The event is what the route's handler takes: for a batch handler a list of one. Raises the
+        ``SystemExit`` of the record's type rule."""
+        if isinstance(record, TypedRecord) and record.ending is not None:
+            of_policy(record.ending, where or record.where, "type rule")  # which raises it
         router = self._host.router
         route, event, unreadable = read_event(router.routes, router.default, record, where)
         if isinstance(event, VisitRequest) and event.action == "again" and route is not None:
@@ -293,7 +295,7 @@ class Execution:
         except BaseException as error:
             if isinstance(error, GeneratorExit) and asyncio._get_running_loop() is None:
                 raise  # the loop is gone
-            if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
+            if isinstance(error, asyncio.CancelledError) and host.cancellation.is_real:
                 raise  # the partition's task is cancelled, and not something that the handler awaited
             return unit.fail(ctx, error)
         if interjection is not None and not isinstance(answer, ExecutionState):

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import anyio
 import msgspec
 
-from streams.core.jobs import PREFIX, JobEnd, JobRecord
+from streams.core.jobs import JobEnd, JobRecord
 from streams.core.parking import NEVER_MS, Queued
 from streams.core.policy import Decision, Failure
 from streams.core.router import Route, Router
@@ -301,9 +301,9 @@ class JobRuns:
             return False
         self._host.measure(EventFailed(partition.partition, -1, describe(error), Decision.PARK.value))
         _log.warning(
-            "the %s of %s failed after %d attempt(s): %s; it waits until it is started again under its name, or "
-            "cancelled: ctx.cancel_job(%r)",
-            end.title, partition.topic_partition, attempts, describe(error), due.name.removeprefix(PREFIX),
+            "the %s of %s failed after %d attempt(s): %s; it waits for an operator (kes jobs retry, cancel), "
+            "or until ctx.start_job sets its name again",
+            end.title, partition.topic_partition, attempts, describe(error),
         )  # fmt: skip
         await self._execution.change({due.name: due.changed(NEVER_MS, parked=True, error=describe(error), noted="")})
         return True
@@ -315,7 +315,7 @@ class JobRuns:
             self._unknown.add(due.state.jobs)
             _log.warning(
                 "%s has jobs of %r, which this source does not define (once): they wait until it does, or until they "
-                "are cancelled (ctx.cancel_job)",
+                "are cancelled (kes jobs cancel)",
                 self._partition.topic_partition,
                 due.state.jobs,
             )

@@ -249,6 +249,7 @@ class ParkedHeads:
             else:
                 due_ms = next_due_ms(failure.error, attempts, policy, config, now_ms, host.rng)
             handler = "" if route is None else route.handler_name
+            partition.traces.note(queue.name, error)
             await execution.change(queue.failed(host.writer, attempts, due_ms, describe(error), handler, now_ms))
             return
         ctx = self._context(queue, record, timer, route, attempts)

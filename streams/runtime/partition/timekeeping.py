@@ -1,4 +1,4 @@
-"""The time of one partition's store, as its host sees it (``stores.structured.HostTime``): how far an event may move
+"""The time of one partition's store, as its host sees it (``stores.parts.HostTime``): how far an event may move
 it, what did not fit it, and the windows that could not be reported.
 
 A window that closes is work of its own, although its effects are in the transaction of the event in front of which it
