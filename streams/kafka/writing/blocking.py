@@ -17,7 +17,7 @@ from streams.kafka.wire.settings import OF_LIBRDKAFKA_S_PRODUCER, ProducerSettin
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
 from streams.model.group import GroupMetadata
-from streams.model.partitioners import PARTITIONERS
+from streams.model.partitioners import PARTITIONERS, NullKeys
 from streams.records import Output
 from streams.sak.forks import MadeHere, never_freed
 from streams.settings.groups import DELIVERY_SHARE
@@ -105,7 +105,7 @@ class Transactions:
         self.transactional_id = transactional_id
         self._settings = _settings_of(settings) if transactional_id else None
         self._place_of = None if settings.partitioner == "murmur2" else PARTITIONERS[settings.partitioner]
-        self._null_keys = settings.null_keys
+        self._null_keys: NullKeys = settings.null_keys
         self._transaction_seconds = timeout_seconds
         self._seconds = seconds
         self._call_seconds = seconds * DELIVERY_SHARE  # a call without success says why before the time is over
