@@ -119,8 +119,8 @@ _NAMES = {
     "runtime.async_work.batch_stage": "BatchItem",
     "runtime.partition.batch_handlers": "BatchContext",
     "runtime.partition.event_context": "EventContext",
-    "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig ParkingConfig PoolConfig QueryConfig "
-    "QueueConfig SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK",
+    "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig Once ParkingConfig PoolConfig "
+    "QueryConfig QueueConfig SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK header",
     "source": "Answer AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer BlockingEventProducer "
     "EventProducer EventSource JobRun Lookup PartitionChange PostgresSink RecordOptions SinkItem Topology "
     "TopologyHandler TopologyTopic TransactionRecords",

@@ -119,6 +119,21 @@ class EventDuplicate(msgspec.Struct, frozen=True):
     events: int = 1
 
 
+class IdMissing(msgspec.Struct, frozen=True):
+    """Events of a ``type`` with ``once=`` had no id (it was ``None``), and were handled all the same."""
+
+    partition: int
+    type: str
+    events: int = 1
+
+
+class IdsForgotten(msgspec.Struct, frozen=True):
+    """Ids went before their time: the partition has as many as ``Once.max_ids`` allows (``when_full="forget"``)."""
+
+    partition: int
+    ids: int
+
+
 class BatchFailed(msgspec.Struct, frozen=True):
     """A batch of events failed as a whole (its handler, or a record that the broker refused), and is undone. ``offset``
     is its last event's. Its events are handled one by one."""
@@ -202,6 +217,8 @@ Measurement = (
     | BatchFailed
     | EventDuplicate
     | HeadTried
+    | IdMissing
+    | IdsForgotten
     | OutOfTime
     | JobEnded
     | CallAbandoned

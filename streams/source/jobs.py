@@ -16,6 +16,7 @@ from streams.runtime.async_work.job_stage import JobDefinition, JobStage
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.job_runs import JobRun
 from streams.settings.jobs import COMPUTE, SchedulerConfig, check_settings
+from streams.settings.once import Once
 from streams.source.event_source import EventSource
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         *,
         key: Callable[[E], Hashable] | None = None,
         on_error: Retry | None = None,
+        once: Once | None = None,
     ) -> Callable[[P], P]:
         """Schedule a job for each event of this class.
 
@@ -150,7 +152,8 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         nothing to do (then the event completes in its turn, without the finalizer). Or ``key`` alone maps the event to
         the key, and the event itself is the item. A key is anything hashable that compares by value. The function runs
         ahead of the event's turn, once, so it has no store; an event for which it raises goes to the last word of
-        ``on_error`` (default: ``config.error_policy``) at its turn. Raises ``RegistrationError``.
+        ``on_error`` (default: ``config.error_policy``) at its turn. ``once``: as that of ``EventSource.on``; the job of
+        a known duplicate does not begin. Raises ``RegistrationError``.
         """
         if self._definition.takes_run:
             raise RegistrationError(
@@ -158,7 +161,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
                 "ctx.start_job"
             )
         return self._source._declared.handlers.register_planner(
-            self._definition, self._definition.job, _checked, event_class, planner, key, on_error
+            self._definition, self._definition.job, _checked, event_class, planner, key, on_error, once
         )
 
     async def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Answer:
