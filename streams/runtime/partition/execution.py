@@ -25,13 +25,7 @@ from streams.records import IncomingRecord, TypedRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
 from streams.runtime.partition.decoding import decode_policy, read_event
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import (
-    RestartNeeded,
-    describe,
-    event_failed,
-    of_policy,
-    trace_of,
-)
+from streams.runtime.partition.failures import RestartNeeded, describe, event_failed, of_policy, trace_of
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
