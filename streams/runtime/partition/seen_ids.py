@@ -166,7 +166,7 @@ class SeenIds:
         most, self._come = max(AT_ONCE, 2 * self._come), 0
         return self._tombstones(self.rows.take(most, now_s), INTERJECTION)
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         """Return its figures, as ``PartitionStatistics`` names them."""
         return {
             "once_ids": len(self.rows),
