@@ -109,6 +109,16 @@ class HeadTried(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class CommandHandled(msgspec.Struct, frozen=True):
+    """A command had its turn, and its reply is noted: ``done``, ``rejected`` or ``conflict``. It may be undone, and
+    handled again. ``seconds``: since it was sent, by the clocks of both."""
+
+    partition: int
+    type: str
+    outcome: str
+    seconds: float
+
+
 class BatchFailed(msgspec.Struct, frozen=True):
     """A batch of events failed as a whole (its handler, or a record that the broker refused), and is undone. ``offset``
     is its last event's. Its events are handled one by one."""
@@ -190,6 +200,7 @@ Measurement = (
     | EventFailed
     | OwnMeasured
     | BatchFailed
+    | CommandHandled
     | HeadTried
     | OutOfTime
     | JobEnded

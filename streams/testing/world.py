@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.commands import Rules
 from streams.core.router import Route
 from streams.errors import ConfigError, StreamsError
 from streams.formats.cloudevents import CloudEvents
@@ -155,6 +156,12 @@ class DrivenWorld:
         """Errors that traps raised."""
         self.awaited = 0
         """Members that are down and will be started again by themselves."""
+
+    @property
+    def command_rules(self) -> Rules[Any] | None:
+        """The functions of the source's commands; ``None``: it takes none."""
+        declared = self._source._declared.aggregate
+        return None if declared is None else declared.rules
 
     def changes(self, partition: int) -> Iterator[IncomingRecord]:
         """The committed changelog without the engine's own records."""
