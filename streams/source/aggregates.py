@@ -130,7 +130,7 @@ def _handler(rules: Rules[Any], topic: str, kind: str) -> Callable[[EventContext
             _take_effect(ctx, topic, key, record.key, handled.events, handled.state)
         keep_reply(ctx, encode_reply(handled.reply))
         # Those who wait look again when the event is complete: nothing runs between here and there.
-        timers.awaited.notify(digest_of(SCOPE, request.id.encode()))
+        timers.awaited.notify(digest_of(SCOPE, request.id))
         waited_ms = timers.now_ms() - record.timestamp_ms if record.timestamp_ms >= 0 else 0
         timers.measure(CommandHandled(record.partition, kind, handled.reply.outcome, max(0, waited_ms) / 1000))
 

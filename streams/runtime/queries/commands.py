@@ -74,7 +74,7 @@ def checked_question(question: CommandQuestion, group: str, partitions: int) -> 
 
 async def answered(queries: LocalQueries, question: CommandQuestion) -> CommandAnswer:
     """Answer a question that was checked, on the loop of the source. Raises as ``LocalQueries.query``."""
-    engine, number, digest = queries.engine, question.partition, digest_of(SCOPE, question.id.encode())
+    engine, number, digest = queries.engine, question.partition, digest_of(SCOPE, question.id)
     until = engine.now() + min(question.hold_seconds, LONGEST_HOLD, question.timeout_seconds * 0.8)
     while True:
         worker = engine.workers.get(number)
