@@ -159,8 +159,9 @@ class DrivenWorld:
 
     @property
     def command_rules(self) -> Rules[Any] | None:
-        """The functions of the source's commands; ``None``: it takes none."""
-        declared = self._source._declared.aggregate
+        """The functions of the commands of the source that runs; ``None``: it takes none."""
+        source = next((member.source for member in self.running()), self._source)
+        declared = source._declared.aggregate
         return None if declared is None else declared.rules
 
     def changes(self, partition: int) -> Iterator[IncomingRecord]:
