@@ -119,6 +119,16 @@ class CommandHandled(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class EventDuplicate(msgspec.Struct, frozen=True):
+    """Events of a ``type`` with ``once=`` were passed: others with their ids were handled before. ``offset`` is the
+    last one's, ``events`` how many they are."""
+
+    partition: int
+    offset: int
+    type: str
+    events: int = 1
+
+
 class BatchFailed(msgspec.Struct, frozen=True):
     """A batch of events failed as a whole (its handler, or a record that the broker refused), and is undone. ``offset``
     is its last event's. Its events are handled one by one."""
@@ -201,6 +211,7 @@ Measurement = (
     | OwnMeasured
     | BatchFailed
     | CommandHandled
+    | EventDuplicate
     | HeadTried
     | OutOfTime
     | JobEnded

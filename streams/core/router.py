@@ -16,6 +16,7 @@ from streams.model.tracing import Tracer
 from streams.outcomes import Retry
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
 from streams.sak.users_code import calling_location, location_of
+from streams.settings.once import OnceBounds
 
 
 def type_and_version(headers: ReceivedHeaders | None) -> tuple[bytes | None, bytes | None]:
@@ -53,7 +54,8 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
 class Route:
     """An event type's handler and policy. ``wire_version`` is the version header that needs no upcasting. ``ahead``
     (``async_work.async_stage.Ahead``): the stage that does the work of these events ahead of their turn. ``kind``
-    (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain."""
+    (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain. ``once``
+    (``runtime.partition.once.OnceRule``): the ids of events that are handled once."""
 
     __slots__ = (
         "ahead",
@@ -65,6 +67,7 @@ class Route:
         "is_blocking",
         "kind",
         "name",
+        "once",
         "plain",
         "policy",
         "version",
@@ -81,6 +84,7 @@ class Route:
         policy: Retry,
         ahead: Any = None,
         kind: Any = None,
+        once: Any = None,
     ) -> None:
         check_callable(f"the handler of {name}", handler)
         what = f"the handler of {name}{location_of(handler)}"
@@ -106,7 +110,8 @@ class Route:
                 f"{what} has {kind.option}, which is for plain functions, without blocking=True; {kind.instead}"
             )
         self.ahead = ahead
-        self.plain = not self.is_async and not blocking and ahead is None and kind is None
+        self.once = once
+        self.plain = not self.is_async and not blocking and ahead is None and kind is None and once is None
         self.policy = policy
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
@@ -115,8 +120,8 @@ class Route:
 
     @property
     def has_turn(self) -> bool:
-        """Check for a handler that runs in its turn on the event loop, plain or async."""
-        return not self.is_blocking and self.ahead is None and self.kind is None
+        """Check for a handler that runs in its turn on the event loop, plain or async, for each of its events."""
+        return not self.is_blocking and self.ahead is None and self.kind is None and self.once is None
 
     @property
     def handler_name(self) -> str:
@@ -130,7 +135,9 @@ class Route:
 
     def __reduce__(self) -> tuple[Callable[..., Route], tuple[Any, ...]]:
         """Pickle the arguments only: another process builds its own decoders, which cannot be pickled."""
-        made = partial(Route, blocking=self.is_blocking, policy=self.policy, ahead=self.ahead, kind=self.kind)
+        made = partial(
+            Route, blocking=self.is_blocking, policy=self.policy, ahead=self.ahead, kind=self.kind, once=self.once
+        )
         return made, (self.name, self.event_type, self.handler)
 
 
@@ -213,9 +220,16 @@ class Router:
             if route.event_type is not None and route.event_type.splits and not route.has_turn:
                 raise RegistrationError(
                     f"{route.name} has an upcaster with many=True, whose events are handled in their turn: its handler "
-                    "has no concurrency=, batch= or blocking="
+                    "has no concurrency=, batch=, blocking= or once="
                 )
         self.runs_ahead = any(route.ahead is not None for route in routes)
+        _ = self.once_bounds
+
+    @property
+    def once_bounds(self) -> OnceBounds | None:
+        """Return what holds for the ids of a partition; ``None``: no type has ``once=``. Raises
+        ``RegistrationError``."""
+        return OnceBounds.of(route.once.settings for route in self.each if route.once is not None)
 
     @property
     def is_frozen(self) -> bool:

@@ -18,6 +18,7 @@ from streams.metrics import (
     CallbackFailed,
     CommandHandled,
     DurableJobEnded,
+    EventDuplicate,
     EventFailed,
     HeadTried,
     JobEnded,
@@ -117,6 +118,9 @@ OUTPUT_BYTES = _counter("kes_output_bytes", "Bytes of output records that were c
 CHANGELOG_BYTES = _counter("kes_changelog_bytes", "Bytes of changelog records that were committed.")
 HEADS_TRIED = _counter(
     "kes_parked_retries", "Attempts at first events of parked keys.", ("outcome",), (("completed",), *_RESPONSES)
+)
+ONCE_DUPLICATES = _counter(
+    "kes_once_duplicates", "Events that were passed: one with their id was handled before (once=).", ("type",)
 )
 BATCHES_FAILED = _counter("kes_failed_batches", "Batches that failed as a whole; their events run one by one.")
 COMMANDS = _counter("kes_commands", "Commands that were handled: done, rejected, conflict.", ("type", "outcome"))
@@ -295,6 +299,8 @@ def readings(measurement: Measurement) -> list[Sample]:
             return [(JOBS_ENDED, 1, (name, outcome))]
         case CommandHandled(_, name, outcome, seconds):
             return [(COMMANDS, 1, (name, outcome)), (COMMAND_SECONDS, seconds, ())]
+        case EventDuplicate(_, _, kind, events):
+            return [(ONCE_DUPLICATES, events, (kind,))]
         case BatchFailed():
             return [(BATCHES_FAILED, 1, ())]
         case OutOfTime(partition, kind, store, part, items):

@@ -37,7 +37,10 @@ PARKED_EVENT_LENGTH = len(PARKED_PREFIX) + 32 + 1 + 8
 JOIN_PREFIX = RESERVED_KEY_PREFIX + b"join."
 """Key of a joined table's row: this, the table's topic, a zero byte, and the row's key. The key without zero byte has
 the end up to which the table is to be read before any event, in decimal digits; a tombstone: it is read."""
-KEPT_PREFIXES = (BEGIN_KEY, RESET_KEY, TIMER_PREFIX, JOIN_PREFIX)
+SEEN_PREFIX = RESERVED_KEY_PREFIX + b"seen."
+"""Key of an id that was handled (``once=``): this, and the 16 bytes of its digest. Its value is that of
+``core.seen.encode``; a tombstone forgets it."""
+KEPT_PREFIXES = (BEGIN_KEY, RESET_KEY, TIMER_PREFIX, JOIN_PREFIX, SEEN_PREFIX)
 """Keys of the toolkit that are part of a partition's state: folders, snapshots and exports have them."""
 LOOKUP_PREFIX = "lookup:"
 """Among the inputs of an offset record: this, and the topic of a lookup, name a ``LookupPosition``. No topic's name has

@@ -23,6 +23,7 @@ from streams.runtime.partition.event_context import EventContext
 from streams.runtime.reading.view_follower import OnError
 from streams.settings.config import EventSourceConfig
 from streams.settings.jobs import SchedulerConfig
+from streams.settings.once import Once
 from streams.source.declarations import CallbackT, Declarations
 from streams.source.lookups import Lookup
 from streams.source.registering import by_annotation
@@ -69,6 +70,7 @@ class Declaring(Generic[StoreT]):
         blocking: bool = False,
         concurrency: int | SchedulerConfig | None = None,
         batch: Literal[False] = False,
+        once: Once | None = None,
     ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]: ...
 
     @overload
@@ -80,18 +82,11 @@ class Declaring(Generic[StoreT]):
         *,
         on_error: Retry | None = None,
         batch: Literal[True],
+        once: Once | None = None,
     ) -> Callable[[BatchHandler[StoreT, E]], BatchHandler[StoreT, E]]: ...
 
     def register_event_type(
-        self,
-        event_class: type[Any],
-        handler: Callable[..., Any] | None = None,
-        /,
-        *,
-        on_error: Retry | None = None,
-        blocking: bool = False,
-        concurrency: int | SchedulerConfig | None = None,
-        batch: bool = False,
+        self, event_class: type[Any], handler: Callable[..., Any] | None = None, /, **options: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the handler of one event type, as a decorator or with the handler as second argument.
 
@@ -110,10 +105,12 @@ class Declaring(Generic[StoreT]):
         partition, as many as are handled in one go (one at least, 128 at most). They take effect together or not at
         all. When such a call fails it is undone, and its events are handed in one by one, so that errors, attempts and
         dead letters are those of one event. Where the lists are cut must not matter.
+
+        ``once=Once("payment_id", within=timedelta(days=7))`` passes events whose id was handled in this partition
+        within that time: see ``Once``. An id is recorded with the event that completes, and not of one that failed, was
+        skipped or waits. Events of timers and visits have no id.
         """
-        return self._declared.handlers.register_event_type(
-            event_class, handler, on_error=on_error, blocking=blocking, concurrency=concurrency, batch=batch
-        )
+        return self._declared.handlers.register_event_type(event_class, handler, **options)
 
     @overload
     def on(self, handler: Handler[StoreT, E], /) -> Handler[StoreT, E]: ...
@@ -127,11 +124,12 @@ class Declaring(Generic[StoreT]):
         blocking: bool = False,
         concurrency: int | SchedulerConfig | None = None,
         batch: Literal[False] = False,
+        once: Once | None = None,
     ) -> Callable[[Handler[StoreT, E]], Handler[StoreT, E]]: ...
 
     @overload
     def on(
-        self, /, *, on_error: Retry | None = None, batch: Literal[True]
+        self, /, *, on_error: Retry | None = None, batch: Literal[True], once: Once | None = None
     ) -> Callable[[BatchHandler[StoreT, E]], BatchHandler[StoreT, E]]: ...
 
     def on(self, handler: Callable[..., Any] | None = None, /, **options: Any) -> Callable[..., Any]:

@@ -18,9 +18,11 @@ from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinitio
 from streams.runtime.async_work.invoke import check_planner
 from streams.runtime.partition.batch_handlers import BATCH
 from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.once import OnceRule
 from streams.sak.numbers import is_number
 from streams.sak.users_code import calling_location, location_of, name_of, parameter_types, unknown_name
 from streams.settings.jobs import SchedulerConfig
+from streams.settings.once import Once
 from streams.source.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,13 +40,15 @@ class DeclaredHandlers:
         event_class: type[Any],
         handler: Callable[..., Any] | None,
         *,
-        on_error: Retry | None,
-        blocking: bool,
-        concurrency: int | SchedulerConfig | None,
-        batch: bool,
+        on_error: Retry | None = None,
+        blocking: bool = False,
+        concurrency: int | SchedulerConfig | None = None,
+        batch: bool = False,
+        once: Once | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """See ``EventSource.register_event_type``."""
         event_type = event_type_of(event_class)
+        rule = once_rule(event_class, event_type.name, once)
         settings = SchedulerConfig(concurrency=concurrency) if isinstance(concurrency, int) else concurrency
         if settings is not None and not isinstance(settings, SchedulerConfig):
             raise ConfigError(
@@ -62,7 +66,9 @@ class DeclaredHandlers:
                 )
             ahead = None if settings is None else _concurrent(name, function, policy, settings)
             kind = BATCH if batch else None
-            route = Route(name, event_type, function, blocking=blocking, policy=policy, ahead=ahead, kind=kind)
+            route = Route(
+                name, event_type, function, blocking=blocking, policy=policy, ahead=ahead, kind=kind, once=rule
+            )
             self._registry.router.add(route)
             return function
 
@@ -159,6 +165,24 @@ class DeclaredHandlers:
             check_callable(f"{stage.name}: the key of {name}", key)
             register(cast(Any, lambda _, event: (key(event), event)))
         return register
+
+
+def once_rule(event_class: type[Any], name: str, once: Once | None) -> OnceRule | None:
+    """Make what looks up the ids of an event type. Raises ``ConfigError``, and ``RegistrationError`` for a field that
+    the class does not have."""
+    given: object = once  # whatever it is
+    if given is None:
+        return None
+    if not isinstance(given, Once):
+        raise ConfigError(f"once of {name} is {given!r}; it must be a Once(...)")
+    field = given.id.partition(".")[0] if isinstance(given.id, str) else ""
+    known = {one for cls in event_class.__mro__ for one in getattr(cls, "__annotations__", {})}
+    if field and known and field not in known and not hasattr(event_class, field):
+        raise RegistrationError(
+            f"once of {name} takes the id from the field {field!r}, and {event_class.__name__} has none of this name "
+            f"(it has {', '.join(sorted(known))})"
+        )
+    return OnceRule(given, name)
 
 
 def by_annotation(

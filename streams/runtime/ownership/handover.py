@@ -182,6 +182,7 @@ class Handover:
                 as_of_ms,
                 worker.take_kept(),
                 worker.joined,
+                worker.seen,
             )
         else:
             worker.drop_store()

@@ -15,6 +15,7 @@ from streams.runtime.changelog import (
     JOIN_PREFIX,
     OFFSET_KEY,
     RELEASE_KEY,
+    SEEN_PREFIX,
     TIMER_PREFIX,
     OffsetRecord,
     ReleaseMarker,
@@ -25,6 +26,7 @@ from streams.runtime.changelog import (
 from streams.runtime.keeping.folders.entries import Point
 from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.partition.joined_rows import JoinedRows
+from streams.runtime.partition.seen_ids import SeenIds
 from streams.runtime.reading.log_follower import FROM_START, FollowedPartition
 
 _log = logging.getLogger(__name__)
@@ -43,10 +45,19 @@ class Replica(FollowedPartition):
     the log has shown that it goes on from there; before that the copy is not taken. ``as_of_ms``: all that the copy
     lacks is younger."""
 
-    def __init__(self, partition: int, epoch: int, store: Any, since: float, joined: JoinedRows | None = None) -> None:
+    def __init__(
+        self,
+        partition: int,
+        epoch: int,
+        store: Any,
+        since: float,
+        joined: JoinedRows | None = None,
+        seen: SeenIds | None = None,
+    ) -> None:
         super().__init__(partition, epoch)
         self.store = store
         self.joined = JoinedRows() if joined is None else joined
+        self.seen = SeenIds() if seen is None else seen
         self.since = since
         self.goal: int | None = None  # a take-over waits until the position has reached it
         self.busy = False  # the tail's thread is in its store
@@ -84,6 +95,8 @@ class Replica(FollowedPartition):
                 self._receive_timer(IncomingRecord("", self.partition, -1, change.key, change.value, None))
             elif change.key.startswith(JOIN_PREFIX):
                 self.joined.receive(change)
+            elif change.key.startswith(SEEN_PREFIX):
+                self.seen.receive(change)
             elif not change.key.startswith(RESERVED_KEY_PREFIX):  # others are beside the state, as in the log
                 receive(change)
 
@@ -162,6 +175,9 @@ class Replica(FollowedPartition):
             elif key.startswith(JOIN_PREFIX):
                 changes[-1] = received = Change(key, value)  # of rows on disk: see RowTable.set_row
                 self.joined.receive(received)
+            elif key.startswith(SEEN_PREFIX):
+                changes[-1] = received = Change(key, value)  # as above
+                self.seen.receive(received)
         last = records[-1]
         self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
         self.last = last.offset

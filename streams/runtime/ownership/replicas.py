@@ -32,6 +32,7 @@ from streams.runtime.member import Member
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.joined_rows import JoinedRows
+from streams.runtime.partition.seen_ids import SeenIds
 from streams.runtime.reading.log_follower import FROM_START
 from streams.runtime.signal import Broadcast
 from streams.statistics import CopyStatistics
@@ -146,10 +147,11 @@ class Replicas:
         as_of_ms: int,
         kept: KeptPartition | None = None,
         joined: JoinedRows | None = None,
+        seen: SeenIds | None = None,
     ) -> None:
-        """Keep store, timers and joined rows of a partition that was worked on here until now. They contain everything
-        below ``position``, the end of the log at ``as_of_ms`` or later, and maybe more: reading that again ends at the
-        same state. ``kept``: the store's way to the disk."""
+        """Keep store, timers, joined rows and ids of a partition that was worked on here until now. They contain
+        everything below ``position``, the end of the log at ``as_of_ms`` or later, and maybe more: reading that again
+        ends at the same state. ``kept``: the store's way to the disk."""
         self._discard(partition)
         copy = self._new(partition, store)
         copy.as_of_ms = as_of_ms
@@ -157,6 +159,7 @@ class Replicas:
         copy.offset_record = offset_record
         copy.timers = timers
         copy.joined = joined or copy.joined
+        copy.seen = copy.seen if seen is None else seen
         self._follow(copy, position)
 
     def begin_anew(self, kept: KeptPartition) -> None:
@@ -270,7 +273,8 @@ class Replicas:
         if store is None:
             store = self._make_store(TopicPartition(self._member.config.topic, partition))
         joined = JoinedRows.of((spec for spec, _ in self._member.further_inputs), partition, store)
-        copy = Replica(partition, self._epoch, store, self._member.now(), joined)
+        seen = SeenIds.of(self._member.router.once_bounds, store)
+        copy = Replica(partition, self._epoch, store, self._member.now(), joined, seen)
         copy.as_of_ms = copy.begun_ms = self._member.wall_ms()
         return copy
 

@@ -134,8 +134,16 @@ class BatchKind:
         events = _decoded(route, host.router, records, start, stop)
         if not events:
             return start, None
-        batch = tuple(records[start : start + len(events)])  # a handler cannot change the worker's list
+        found, covered = records[start : start + len(events)], len(events)
+        once = None if route.once is None else route.once.of_batch(partition, host, route, found, events)
+        if once is not None:
+            found, events, covered = once.records, once.events, once.covered
+            if not events:  # duplicates, or an event that ``Execution`` handles
+                return start + covered, None
+        batch = tuple(found)  # a handler cannot change the worker's list
         ctx = self.context(partition, host, batch)
+        if once is not None:
+            once.note(ctx)
         span = None if host.router.tracer is None else _span_of(host.router.tracer, batch)
         ctx._trace = span
         unit = Unit(partition, ctx._outputs, ctx._journal)
@@ -151,7 +159,7 @@ class BatchKind:
             if inspect.iscoroutine(answer):  # a plain function around an async one: nothing of it has run
                 answer.close()
                 ctx._error = RegistrationError(f"the handler of {route.name} has batch=True, and is asynchronous")
-            error = unit.complete(ctx, answer, batch[-1].offset + 1, len(batch))
+            error = unit.complete(ctx, answer, records[start + covered - 1].offset + 1, covered)
         if span is not None:
             if error is not None:
                 span.failed(error, 1)  # also if its events complete later, one by one
@@ -159,7 +167,9 @@ class BatchKind:
         if error is None:
             unit.end()
             unit.admit(host.pool)
-            return start + len(batch), None
+            if once is not None:
+                once.count()
+            return start + covered, None
         if len(batch) == 1 or isinstance(error, WindowFailed):  # no event's failure, so none is to be found
             return start, error
         split_batch(partition, host, batch[-1].offset, error)

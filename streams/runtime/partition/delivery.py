@@ -17,6 +17,7 @@ from streams.records import IncomingRecord
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import SLICE, HotPath, next_size
 from streams.runtime.partition.inbox import Inbox
+from streams.runtime.partition.once import due_s
 from streams.runtime.partition.state import Partition
 from streams.runtime.ports import Polled
 from streams.runtime.signal import Signal
@@ -115,7 +116,8 @@ class DeliveredRecords:
             self._leave(records, size, position, failure)
             return position
         self._host.input.handled(count, size)
-        if partition.timers or partition.timekeeper.has_news:  # the task has waited without an end
+        news = partition.timers or partition.timekeeper.has_news or due_s(partition, self._host) is not None
+        if news:  # the task has waited without an end
             self._wake.notify()
         return position
 

@@ -36,6 +36,7 @@ from streams.runtime.partition.failures import (
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
+from streams.runtime.partition.once import OnceTurns
 from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.stopping import advice
@@ -63,6 +64,7 @@ class Execution:
         self._partition = partition
         self._host = host
         self.parked_events = ParkedEvents(partition, host)
+        self.once = OnceTurns(partition, host, self)
         self.span: EventSpan | None = None  # of the event that is handled, if it is traced
 
     def traced(self, record: IncomingRecord) -> AbstractContextManager[None]:
@@ -123,6 +125,8 @@ class Execution:
         if queue is not None and route.kind.keep is None:  # the row changes at once, and its update handler waits
             await self._queue(queue, record, route)
             return
+        if route.once is not None and await self.once.settles(record, route, event):
+            return
         if route.ahead is not None:  # its work was given up, or there was no room to park its key
             await self._queue_alone(record, route)
             return
@@ -178,6 +182,7 @@ class Execution:
                     return  # given up meanwhile
             attempts += 1
             ctx = self.context_of(record, route, attempts, timer) if begun is None else begun.ctx
+            self.once.note(ctx, record)
             watermark, blocking = self._watermark(record, timer), route.is_blocking
             error = await self.run(ctx, handle, watermark, blocking=blocking, begun=begun)
             begun = None

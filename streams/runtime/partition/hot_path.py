@@ -15,6 +15,7 @@ from streams.runtime.partition import plain_slice
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.merged_inputs import MergedInputs
+from streams.runtime.partition.once import OnceRule
 from streams.runtime.partition.state import Partition
 
 SLICE: Final = 128
@@ -61,7 +62,8 @@ class HotPath:
         position, error = plain_slice.run(partition, host, records, start, stop, inputs, runs)
         while inputs is None and error is None and position < stop:  # at a record whose handler is not plain
             behind, error = self._run_kind(records, position, stop)
-            if behind == position:
+            if behind == position or error is not None:
+                position = behind
                 break
             position, error = plain_slice.run(partition, host, records, behind, stop)
         ended = now()
@@ -78,9 +80,11 @@ class HotPath:
         partition, host = self._partition, self._host
         route = host.router.current(records[start].headers)
         # While failures of events are known, each event has to meet its own: ``Execution`` does that, one by one.
-        if route is None or route.kind is None or partition.failures.events:
+        if route is None or partition.failures.events:
             return start, None
-        kind: HandlerKind = route.kind
+        kind: HandlerKind | OnceRule | None = route.kind or route.once
+        if kind is None:
+            return start, None
         return kind.run(partition, host, route, records, start, stop)
 
 

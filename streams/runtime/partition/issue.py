@@ -106,6 +106,8 @@ class Issuer:
         ):
             entry.fail(known.error, known.attempts)  # known from before a restart: its work would be done for nothing
             return entry
+        if route.once is not None and not self._has_id(entry, route):
+            return entry
         if self._router.tracer is not None:
             self._trace(entry, self._router.tracer)
         try:
@@ -113,6 +115,18 @@ class Issuer:
         except BaseException as error:
             entry.fail(of_policy(error, record.where), 1)
         return entry
+
+    def _has_id(self, entry: Entry, route: Route) -> bool:
+        """Look an event up, to spare work in vain; the turn decides. ``False``: its work is not to begin."""
+        try:
+            entry.digest = route.once.digest(entry.record, entry.event)
+        except BaseException as error:
+            entry.fail(of_policy(error, entry.record.where), 1)
+            return False
+        if entry.digest is not None and self._partition.seen.find(entry.digest) is not None:
+            entry.settle(None)  # at its turn it is looked up again by Execution.one
+            return False
+        return True
 
     def _trace(self, entry: Entry, tracer: Tracer) -> None:
         """Begin the entry's span, if its record is sampled."""

@@ -28,7 +28,7 @@ from streams.outcomes import Retry
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution, Handle
-from streams.runtime.partition.failures import RestartNeeded, describe, event_failed
+from streams.runtime.partition.failures import RestartNeeded, describe, event_failed, of_policy
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.heads_ahead import HeadsAhead, resume
 from streams.runtime.partition.host import Host
@@ -129,6 +129,15 @@ class ParkedHeads:
         known = partition.failures.meet(origin)
         error: BaseException | None = unreadable if known is None else known.error
         entry: Entry | None = None
+        if error is None and timer is None and route is not None and route.once is not None:
+            try:
+                if execution.once.is_duplicate(record, route, event):
+                    await self._pass(queue, record, route)
+                    return
+            except EventFailure:
+                raise
+            except BaseException as raised:
+                error = of_policy(raised, record.where)
         if error is None and timer is None and route is not None and route.ahead is not None:
             entry = self.ahead.ended(queue, record, route, event)
             if entry is None:
@@ -163,6 +172,7 @@ class ParkedHeads:
                 ctx, function = self._context(queue, record, timer, route, attempts), handler
             else:
                 ctx, function = self._resumed(queue, waiting), resume(waiting)
+            execution.once.note(ctx, record)
             error = await execution.run(ctx, _named(function), partition.watermark, blocking=route.is_blocking)
             self._task = waiting = None
             if error is None:
@@ -174,6 +184,14 @@ class ParkedHeads:
             elif not partition.is_journalled:  # only the changelog has the state before the attempt
                 raise RestartNeeded(queue.origin, attempts, error)
             return error
+
+    async def _pass(self, queue: Queue, record: IncomingRecord, route: Route) -> None:
+        """Let a head go that is a duplicate of an event which was handled while it waited."""
+        partition, host = self._partition, self._host
+        self.ahead.withdraw(queue.name)
+        host.measure(HeadTried(partition.partition, "duplicate"))
+        route.once.passed(partition, host, route, [record])
+        await self._execution.complete(self._context(queue, record, None, None, 1), partition.watermark)
 
     def _context(
         self, queue: Queue, record: IncomingRecord, timer: Timer | None, route: Route | None, attempts: int

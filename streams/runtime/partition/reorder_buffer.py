@@ -82,6 +82,7 @@ class Entry:
         "attempts",
         "begun",
         "buffer",
+        "digest",
         "error",
         "event",
         "finish",
@@ -105,6 +106,7 @@ class Entry:
         self.event = event
         self.buffer = buffer
         self.plan: Any = None
+        self.digest: bytes | None = None  # of its id, if its events are handled once
         self.begun = False
         self.work: Work | None = None
         self.trace: EventSpan | None = None  # ends with the entry

@@ -71,7 +71,7 @@ class Retirement:
         if first.is_plain:
             records = [entry.record for entry in buffer.plain(self._hot_path.size)]
             self._leave(await self._run_slice(records, 0))
-        elif first.is_given_up or first.record.key in self._partition.timers.parked.keys:
+        elif first.is_given_up or first.record.key in self._partition.timers.parked.keys or self._is_duplicate(first):
             first.drop()  # its work may have ended: a finalizer now would pass the events of its key
             self._leave(await self._singles.one(first.record, None))
         elif first.error is not None or self._partition.failures.of_event(first.record.offset) is not None:
@@ -90,7 +90,22 @@ class Retirement:
         if not left or not buffer.is_ready or partition.failures.events or self._host.pool.is_full:
             return False
         first, parked = buffer.entries[0], partition.timers.parked.keys
-        return first.finish is not None and first.record.key not in parked and partition.state.admits
+        if first.finish is None or first.record.key in parked or self._is_duplicate(first):
+            return False
+        return partition.state.admits
+
+    def _is_duplicate(self, entry: Entry) -> bool:
+        """Check for an event whose id was handled since its work began (``Execution`` passes it), or has no room."""
+        digest, seen = entry.digest, self._partition.seen
+        return digest is not None and (seen.is_full or seen.find(digest) is not None)
+
+    def _note(self, entry: Entry, ctx: EventContext[Any]) -> None:
+        """Note the id of an event at its turn: it is recorded if the event completes."""
+        route = entry.route
+        if route is not None and route.once is not None:
+            self._execution.once.is_known(entry.record, route, entry.digest)
+            self._execution.once.note(ctx, entry.record)
+            self._partition.seen.missing[route.name] += entry.digest is None
 
     def _leave(self, count: int) -> None:
         """Remove so many entries, which had their turn. None: the first one finds no room in its key's queue, and the
@@ -127,6 +142,8 @@ class Retirement:
         else:
             assert entry.finish is not None
             assert route is not None
+            if error is None and begun is None and route.once is not None:
+                execution.once.is_known(record, route, entry.digest)
             made = entry.attempts if error is None else entry.attempts + 1
             await execution.retrying(
                 record, route, entry.finish, made, error, store_dirty=error is not None, begun=begun
@@ -159,6 +176,7 @@ class Retirement:
                 ctx: EventContext[Any] = EventContext(
                     store, where, record, outputs, journal, limit, entry.attempts + 1, timers, first, _host=host
                 )
+                self._note(entry, ctx)
                 try:
                     unit.observe(ctx)
                     answer = entry.finish(ctx)
@@ -222,6 +240,7 @@ class Retirement:
             unit.begin()
             self._unit = unit, ctx
             self._task = ctx._task
+            self._note(self._buffer.entries[0], ctx)
             try:
                 unit.observe(ctx)
             except BaseException as error:

@@ -29,7 +29,7 @@ def split_event(
         if not part.has_turn:
             raise DecodeError(
                 f"{whole.name}: an upcaster makes a {part.name!r}, which is handled in its turn: its handler has no "
-                "concurrency=, batch= or blocking="
+                "concurrency=, batch=, blocking= or once="
             )
         handlers.append(part.handler)
         events.append(codec.from_dict(plain))

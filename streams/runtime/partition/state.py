@@ -22,6 +22,7 @@ from streams.records import IncomingRecord, TopicPartition, shown_key
 from streams.runtime.changelog import OffsetRecord, TopicIds
 from streams.runtime.partition.formed_outputs import NO_FORMS, forming
 from streams.runtime.partition.joined_rows import JoinedRows
+from streams.runtime.partition.seen_ids import SeenIds
 from streams.runtime.partition.timers import PartitionTimers
 from streams.sak.murmur2 import partition_of
 
@@ -39,6 +40,8 @@ class Restored(Protocol):
     def timers(self) -> Mapping[str, Timer]: ...
     @property
     def joined(self) -> JoinedRows: ...
+    @property
+    def seen(self) -> SeenIds: ...
     @property
     def kept(self) -> KeptState | None: ...
 
@@ -94,7 +97,7 @@ class Partition:
                 "it, or a newer version of this package does"
             ) from error
         self._warn_of_strays()
-        self.timers.joined = restored.joined
+        self.timers.joined, self.timers.seen = restored.joined, restored.seen
         self.kept = restored.kept
         self.is_journalled = isinstance(self.store, JournalledStore)
         self.before_event = getattr(self.store, "before_event", None) if self.is_journalled else None
@@ -135,6 +138,11 @@ class Partition:
     def joined(self) -> JoinedRows:
         """Return the rows of its joined tables."""
         return self.timers.joined
+
+    @property
+    def seen(self) -> SeenIds:
+        """Return the ids that it has handled."""
+        return self.timers.seen
 
     def start_at(self, position: Position) -> None:
         """Begin work at this position, up to which the store is complete."""

@@ -22,6 +22,7 @@ from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, Incomi
 from streams.runtime.changelog import encode_timer, timer_key
 from streams.runtime.partition.awaited_replies import AwaitedReplies
 from streams.runtime.partition.joined_rows import JoinedRows
+from streams.runtime.partition.seen_ids import NOTE, SeenIds
 from streams.runtime.ports import LookupTables
 from streams.settings.config import EventSourceConfig
 
@@ -54,6 +55,8 @@ class PartitionTimers:
         """The rows of the partition's joined tables: what an event has of its partition from its turn on, as timers."""
         self.awaited = AwaitedReplies()
         """The replies to commands that other processes wait for."""
+        self.seen = SeenIds()
+        """The ids that the partition has handled (``once=``)."""
         self.timeless: frozenset[str] = frozenset()
         """The inputs whose events move no time (``InputSpec.moves_time``)."""
         self.visits: dict[str, Timer] = {}
@@ -165,6 +168,9 @@ class PartitionTimers:
 
     def admitted(self, changes: dict[str, Timer | None], origin: Origin) -> list[Change]:
         """Set and remove the timers of an event that is complete. Returns the changes for its transaction."""
+        if (note := changes.pop(NOTE, None)) is not None:
+            noted = self.seen.admitted(note, self.now_ms() // 1000, origin)
+            return noted + self.admitted(changes, origin) if changes else noted
         starts = any(jobs.is_job(name) for name in changes)
         if starts:
             changes = self.jobs.numbered(changes, self.job_prefix)

@@ -215,8 +215,7 @@ class PartitionWorker(Partition):
     # -- the task ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Handle input until the intake is closed, then the events that have begun. Raises ``RestartNeeded``, and
-        ``EventFailure`` to stop the source."""
+        """Handle input until the intake is closed, then what has begun. Raises ``RestartNeeded``, ``EventFailure``."""
         self._timetable.start(self.engine.now())
         self.jobs.start()
         self._task = asyncio.current_task()
@@ -382,7 +381,8 @@ class PartitionWorker(Partition):
         few timers, and some keys of a visit. No more: events have their turn, too."""
         if self.timekeeper.has_news:
             self.timekeeper.settle()
-        if self._timetable.is_empty and not self.inbox.has_interjection and not self.timers:
+        swept = not self.is_closing and self._execution.once.sweep()
+        if not swept and self._timetable.is_empty and not self.inbox.has_interjection and not self.timers:
             return False
         due = None if self.is_closing else self._timetable.due(self.engine.now())
         if due is not None:
@@ -393,7 +393,7 @@ class PartitionWorker(Partition):
             self._heads.ahead.withdraw_gone()
         fired = not self.is_closing and self._fires_timers and await self._due_timers.run_due()
         visited = not self.is_closing and self._fires_timers and await self._visiting.step(self.inputs)
-        if due is None and requested is None and not fired and not visited:
+        if due is None and requested is None and not fired and not visited and not swept:
             return False
         await self._breathe()
         return True

@@ -1,0 +1,150 @@
+"""Ids that were handled in one partition: which they are, what is kept beside them, and when they go. Pure.
+
+An id is known by a digest of 16 bytes of its scope and itself: of 10^9 ids two have the same one with a probability of
+less than 10^-20. Its record has the second at which it may go, and behind that what is kept beside the id, or nothing.
+
+In memory the ids that go at about the same time are in one *bucket*: an id costs a place in a dict and one in a list,
+and not a time of its own. It goes with its bucket, so up to ``width`` seconds after its time, and never before.
+"""
+
+from __future__ import annotations
+
+import heapq
+from hashlib import blake2b
+from typing import Final
+
+DIGEST: Final = 16
+"""Bytes of a digest."""
+HEAD: Final = 4
+"""Bytes of the time in an id's record: seconds since the epoch, big-endian, up to the year 2106."""
+LATEST_S: Final = (1 << 8 * HEAD) - 1
+BYTES_PER_ID: Final = 128
+"""So many bytes that are kept beside ids count as one id more."""
+PARTS: Final = 64
+"""Buckets in the shortest time that ids are kept."""
+
+
+def digest_of(scope: str, id: str | bytes | int) -> bytes:
+    """Return the digest of an id within a scope. A text and its UTF-8 are the same id, a number and its digits are two.
+    Raises ``ValueError`` for what is no id, and for an empty one."""
+    given: object = id  # whatever it is
+    if isinstance(given, str):
+        data = b"t" + given.encode(errors="surrogatepass")
+    elif isinstance(given, bytes):
+        data = b"t" + given
+    elif isinstance(given, int) and not isinstance(given, bool):
+        data = b"n%x" % given  # of any length: Python refuses thousands of decimal digits
+    else:
+        raise ValueError(f"the id is a {type(given).__name__}; it must be a text, bytes or a whole number, or None")
+    if len(data) == 1:
+        raise ValueError("the id is empty: all events without one would be duplicates of the first; None is no id")
+    return blake2b(scope_prefix(scope) + data, digest_size=DIGEST).digest()
+
+
+def scope_prefix(scope: str) -> bytes:
+    """Return what stands in front of the ids of a scope. A scope has no zero byte."""
+    return scope.encode() + b"\0"
+
+
+def encode(due_s: int, kept: bytes = b"") -> bytes:
+    """Encode the record of an id: the second from which on it may go, and what is kept beside it."""
+    return max(0, min(due_s, LATEST_S)).to_bytes(HEAD, "big") + kept
+
+
+def due_of(value: bytes) -> int:
+    """Return the second from which on an id may go. Raises ``ValueError`` for what is no record of one."""
+    if len(value) < HEAD:
+        raise ValueError(f"the record of an id has {len(value)} bytes, fewer than {HEAD}")
+    return int.from_bytes(value[:HEAD], "big")
+
+
+def width_of(within_s: int) -> int:
+    """Return the seconds of a bucket where the shortest time that ids are kept is this."""
+    return max(1, within_s // PARTS)
+
+
+class SeenTable:
+    """The ids of one partition in memory. ``width``: seconds of a bucket; ``kept_bytes``: beside ids."""
+
+    def __init__(self, width: int = 1) -> None:
+        self.width = width
+        self.kept_bytes = 0
+        self._by_digest: dict[bytes, int | bytes] = {}  # its bucket; or its record, if something is kept beside it
+        self._buckets: dict[int, list[bytes]] = {}
+        self._order: list[int] = []  # a heap of the numbers of buckets
+        self._last = -1  # the bucket that was used last: one number for all ids of it
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    @property
+    def weight(self) -> int:
+        """Return how many ids it counts for, with what is kept beside them."""
+        return len(self._by_digest) + self.kept_bytes // BYTES_PER_ID
+
+    @property
+    def next_s(self) -> int | None:
+        """Return the second from which on the first ids go; ``None``: there are none."""
+        return (self._order[0] + 1) * self.width if self._order else None
+
+    def find(self, digest: bytes) -> bytes | None:
+        """Return what is kept beside an id, ``b""`` if that is nothing; ``None``: the id is not there."""
+        found = self._by_digest.get(digest)
+        if found is None:
+            return None
+        return found[HEAD:] if isinstance(found, bytes) else b""
+
+    def put(self, digest: bytes, value: bytes) -> None:
+        """Set the record of an id. Raises ``ValueError`` for what is none."""
+        bucket = due_of(value) // self.width
+        if bucket == self._last:
+            bucket = self._last
+        else:
+            self._last = bucket
+        if self.kept_bytes:
+            self._forget_kept(digest)
+        if len(value) > HEAD:
+            self._by_digest[digest] = value
+            self.kept_bytes += len(value)
+        else:
+            self._by_digest[digest] = bucket
+        digests = self._buckets.get(bucket)
+        if digests is None:
+            self._buckets[bucket] = [digest]
+            heapq.heappush(self._order, bucket)
+        else:
+            digests.append(digest)
+
+    def remove(self, digest: bytes) -> None:
+        """Remove an id, if it is there."""
+        self._forget_kept(digest)
+        self._by_digest.pop(digest, None)
+
+    def take(self, most: int, now_s: int | None = None) -> list[bytes]:
+        """Remove ids whose time is over, those that go first before others; ``None``: whatever their time. Returns
+        them, at most so many."""
+        taken: list[bytes] = []
+        while self._order and len(taken) < most:
+            bucket = self._order[0]
+            if now_s is not None and now_s < (bucket + 1) * self.width:
+                break
+            digests = self._buckets[bucket]
+            while digests and len(taken) < most:
+                digest = digests.pop()
+                # Otherwise it was removed, or handled again later: its place here is outdated.
+                if self._bucket_of(digest) == bucket:
+                    self.remove(digest)
+                    taken.append(digest)
+            if not digests:
+                heapq.heappop(self._order)
+                del self._buckets[bucket]
+        return taken
+
+    def _bucket_of(self, digest: bytes) -> int | None:
+        found = self._by_digest.get(digest)
+        return due_of(found) // self.width if isinstance(found, bytes) else found
+
+    def _forget_kept(self, digest: bytes) -> None:
+        before = self._by_digest.get(digest)
+        if isinstance(before, bytes):
+            self.kept_bytes -= len(before)
