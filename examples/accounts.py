@@ -1,4 +1,4 @@
-"""Accounts that take commands: money goes out only where it is, each command counts once, and its caller gets an answer.
+"""Accounts that take commands: no money goes out that is not there, each command counts once, its caller has an answer.
 
 kes broker start
 kes topics apply examples.accounts:source

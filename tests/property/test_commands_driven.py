@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,13 +18,18 @@ import pytest
 from streams import PARK
 from streams.core.commands import Rules, content_of
 from streams.errors import IdReused, MembershipLost, NotOwned, Rejected, StreamsError, VersionConflict
+from streams.model.answers import Answer
 from streams.records import IncomingRecord
 from streams.runtime.queries import commands
 from streams.runtime.queries.commands import CommandQuestion
+from streams.runtime.queries.local import LocalQueries
+from streams.source import aggregates
 from streams.testing import TestDriver, Unsettled
 from streams.testing.simulation.virtual_time import elapse
 from tests.broker.gate import nightly
 from tests.property.kit import trouble
+from tests.simulation.member_safeguards import edited_text
+from tests.unit import test_commands as unit
 from tests.unit.commands_kit import OUT, Move, Moved, Purse, build, gapless
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -173,3 +179,66 @@ class CommandHistory:
 @pytest.mark.parametrize("seed", [*range(6), *(nightly(seed) for seed in range(6, 300))])
 def test_any_history_of_commands_has_one_effect_and_one_answer_an_id(seed: int) -> None:
     CommandHistory(seed).run(40)
+
+
+# -- the safeguards ----------------------------------------------------------------------------------------------------
+
+
+async def _unproven(queries: LocalQueries, number: int, read: Callable[[Any], Any], *, timeout_seconds: float) -> Any:
+    """Look without a turn, and answer without a proof."""
+    worker = queries.engine.workers[number]
+    return Answer(read(worker.store), number, queries.positions(worker), 0.0, "")
+
+
+def history(seed: int) -> Callable[[], None]:
+    return lambda: CommandHistory(seed).run(40)
+
+
+SAFEGUARDS: dict[str, tuple[list[tuple[Any, str, str, str]], Callable[[], None]]] = {
+    "a_reply_is_given_before_its_commit": (
+        [(commands, "answered", "await queries.query(", "await _unproven(queries, ")],
+        history(0),
+    ),
+    "a_reply_is_not_kept": (
+        [(aggregates, "_handler", "keep_reply(ctx, encode_reply(handled.reply))", "pass")],
+        unit.test_a_command_has_an_answer_an_effect_and_numbered_events,
+    ),
+    "an_id_stands_for_any_command": (
+        [(Rules, "done", "reply.content != content", "False")],
+        lambda: unit.test_an_id_of_another_command_has_no_effect(Move(6), "ada", None),
+    ),
+    "evolve_goes_on_from_what_decide_has_left": (
+        [(Rules, "handle", "self.evolved(read(), events)", "self.evolved(before or Versioned(0, state), events)")],
+        unit.test_what_decide_changes_in_its_state_is_lost,
+    ),
+    "the_version_is_not_compared": (
+        [(Rules, "handle", "request.expected != version", "False")],
+        unit.test_a_command_has_an_answer_an_effect_and_numbered_events,
+    ),
+    "a_command_on_its_way_has_failed": (
+        [(commands, "_look", "not _passed(queries, worker, at)", "False"), (commands, "_passed", " > at[2]", " >= 0")],
+        unit.test_a_question_without_an_answer_ends_in_time,
+    ),
+    "a_parked_command_has_failed": (
+        [(commands, "_look", '"parked" if is_in_it', '"parked" if False')],
+        unit.test_a_parked_command_takes_effect_when_its_key_goes_on,
+    ),
+    "any_command_of_a_parked_key_is_parked": (
+        [(commands, "_look", "any((at[0], at[2]) == (one.topic, one.offset)", "any(True")],
+        unit.test_a_failed_command_in_front_of_a_parked_one_is_told_apart,
+    ),
+    "versions_begin_anew": (
+        [(aggregates, "_take_effect", "after.version - len(events) + 1", "1")],
+        unit.test_other_handlers_apply_events_among_those_of_commands,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAFEGUARDS)
+def test_each_safeguard_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    edits, check = SAFEGUARDS[name]
+    monkeypatch.setattr(commands, "_unproven", _unproven, raising=False)
+    for owner, method, before, after in edits:
+        monkeypatch.setattr(owner, method, edited_text(getattr(owner, method), before, after))
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - whatever finds it
+        check()

