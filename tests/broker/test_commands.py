@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from examples import accounts, accounts_service
@@ -18,6 +19,7 @@ from streams.broker.probe import free_port, is_free
 from streams.errors import ConfigError, NotKnown, RegistrationError
 from streams.model.commands import VERSION_HEADER
 from streams.queries import CommandClient
+from streams.settings.groups import QueryConfig
 from tests.broker.examples_kit import Example, Make, example
 from tests.broker.kes_kit import KesRun
 from tests.unit.private_kit import private
@@ -73,6 +75,17 @@ class Callers:
         await asyncio.gather(*(caller() for _ in range(8)))
 
 
+def prepared(example: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Example:
+    """Make the topics; the settings are those of the environment, which a program has before it imports the source."""
+    secret = str(private(tmp_path / "secret", "the secret of this group\n"))
+    found = example(accounts, "account-events", KES_QUERIES_SECRET_FILE=secret)
+    config = msgspec.structs.replace(
+        accounts.source.config, bootstrap_servers=found.servers, queries=QueryConfig(secret_file=secret)
+    )
+    monkeypatch.setattr(accounts.source, "config", config)
+    return found
+
+
 def check_output(found: Example, answers: dict[str, tuple[int, Any]], requests: dict[str, Any]) -> None:
     versions: dict[str, list[int]] = defaultdict(list)
     for record in found.records("account-events"):
@@ -89,10 +102,7 @@ def check_output(found: Example, answers: dict[str, tuple[int, Any]], requests: 
 def test_a_service_asks_two_workers_of_which_one_is_killed(
     example: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    secret = str(private(tmp_path / "secret", "the secret of this group\n"))
-    found = example(accounts, "account-events", KES_QUERIES_SECRET_FILE=secret)
-    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", found.servers)
-    monkeypatch.setenv("KES_QUERIES_SECRET_FILE", secret)
+    found = prepared(example, tmp_path, monkeypatch)
     port = free_port()
     while not is_free(port + 1):  # of the second worker
         port = free_port()
@@ -157,10 +167,7 @@ async def read_and_refuse(client: httpx.AsyncClient, callers: Callers) -> None:
 def test_without_a_member_nothing_is_known_and_the_command_waits(
     example: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secret = str(private(tmp_path / "secret", "the secret of this group\n"))
-    found = example(accounts, "account-events", KES_QUERIES_SECRET_FILE=secret)
-    monkeypatch.setenv("KES_BOOTSTRAP_SERVERS", found.servers)
-    monkeypatch.setenv("KES_QUERIES_SECRET_FILE", secret)
+    found = prepared(example, tmp_path, monkeypatch)
 
     async def ask(seconds: float) -> int:
         async with CommandClient.of(accounts.source) as client:
