@@ -26,9 +26,8 @@ from streams.cli.console import complain, emit, notices, plain_table, print_whol
 from streams.cli.skip import slot_of
 from streams.cli.start_places import LONG_SECONDS, further_inputs, place_option, places_in, request_of_places
 from streams.cli.state_copies import write_export
-from streams.cli.state_sources import StateAt, from_export, parked_of, state_of
+from streams.cli.state_sources import JOB_NUMBERS, StateAt, from_export, parked_of, state_of
 from streams.cli.state_writing import Changes, check_entry, chunks, stopped_source, store_of, without_rows
-from streams.core.jobs import COUNTER
 from streams.errors import ConfigError, OffsetError, StoreError, TopicReplaced, TransactionFailed
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_checks import GroupChecks
@@ -44,7 +43,6 @@ from streams.runtime.changelog import (
     decode_offset,
     decode_reset,
     further_positions,
-    timer_key,
 )
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
@@ -53,7 +51,6 @@ app = typer.Typer()
 
 DROP: Final = "drop"
 KEEP: Final = "keep"
-_JOB_NUMBERS: Final = timer_key(COUNTER)
 _MOST_NAMED: Final = 5
 _AGAIN: Final = "Run it again: it resets the source, or says that it is reset"
 
@@ -189,7 +186,7 @@ class _Reset:
                 and (former.at, former.places, former.kept_state) == (record.at, record.places, keep)
             )
             # The number of the next durable job stays: receivers drop a call whose id they have seen.
-            dropped = [key for key in without_rows(entries) if key != _JOB_NUMBERS]
+            dropped = [key for key in without_rows(entries) if key != JOB_NUMBERS]
             found[number] = Reset(was, record.at, {} if keep else dict.fromkeys(dropped), record)
         return {} if all(done) else found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import typer
@@ -18,6 +18,7 @@ from streams.cli.console import complain
 from streams.cli.folders import Receive, partitions_on_disk, read_partitions
 from streams.cli.state_past import Past, place_of
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.jobs import COUNTER, BrokenJob, Jobs, is_job, next_number
 from streams.core.manifests import Manifest, SnapshotRefused
 from streams.core.parking import PREFIX, BrokenQueue, ParkedKeys
 from streams.core.timers import Timer
@@ -29,12 +30,15 @@ from streams.looks.addresses import brokers
 from streams.looks.records import plain, plain_bytes, plain_text
 from streams.looks.scans import OffsetProgress, late_lines
 from streams.records import IncomingRecord
-from streams.runtime.changelog import KEPT_PREFIXES, TIMER_PREFIX, decode_timer
+from streams.runtime.changelog import KEPT_PREFIXES, TIMER_PREFIX, decode_timer, timer_key
 from streams.runtime.keeping.folders.entries import Damaged, decode_pieces
 from streams.runtime.keeping.snapshots.bundles import SnapshotStore, open_snapshots
 from streams.settings.groups import StateConfig
 from streams.source.event_source import EventSource
 from streams.stores import Stores
+
+JOB_NUMBERS: Final = timer_key(COUNTER)
+"""The key of the number of the next durable job."""
 
 
 @contextmanager
@@ -140,17 +144,39 @@ class Parked(NamedTuple):
 
 def parked_of(number: int, entries: Mapping[bytes, bytes]) -> Parked:
     """Return the parked keys in a state. Raises ``OffsetError`` for one that cannot be read."""
+    timers = _timers_of(number, entries)
+    try:
+        keys = ParkedKeys(timer for name, timer in timers.items() if name.startswith(PREFIX))
+    except BrokenQueue as error:
+        raise OffsetError(f"partition {number}: {error}") from error
+    return Parked(keys, timers)
+
+
+def check_jobs(number: int, entries: Mapping[bytes, bytes]) -> None:
+    """Raise ``OffsetError`` for a state whose durable jobs a start would refuse."""
+    try:
+        Jobs(timer for name, timer in _timers_of(number, entries).items() if is_job(name))
+    except BrokenJob as error:
+        raise OffsetError(f"partition {number}: {error}") from error
+
+
+def next_job_of(number: int, entries: Mapping[bytes, bytes]) -> int:
+    """Return the number of the next durable job in a state; 0: it has had none. Raises ``OffsetError``."""
+    timer = _timers_of(number, {key: value for key, value in entries.items() if key == JOB_NUMBERS}).get(COUNTER)
+    try:
+        return 0 if timer is None else next_number(timer)
+    except BrokenJob as error:
+        raise OffsetError(f"partition {number}: {error}") from error
+
+
+def _timers_of(number: int, entries: Mapping[bytes, bytes]) -> dict[str, Timer]:
     timers: dict[str, Timer] = {}
     for key, value in entries.items():
         if key.startswith(TIMER_PREFIX):
             name, timer = decode_timer(IncomingRecord("", number, 0, key, value, None))
             if timer is not None:
                 timers[name] = timer
-    try:
-        keys = ParkedKeys(timer for name, timer in timers.items() if name.startswith(PREFIX))
-    except BrokenQueue as error:
-        raise OffsetError(f"partition {number}: {error}") from error
-    return Parked(keys, timers)
+    return timers
 
 
 class ExportedLine(msgspec.Struct, omit_defaults=True, kw_only=True):

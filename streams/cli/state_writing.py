@@ -24,7 +24,7 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, config_at, n
 from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
-from streams.cli.state_sources import StateAt, from_export, parked_of, state_of
+from streams.cli.state_sources import JOB_NUMBERS, StateAt, check_jobs, from_export, next_job_of, parked_of, state_of
 from streams.cli.tail import time_of
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
@@ -94,12 +94,16 @@ def import_(
             check_entry(store, file, number, key, value)
         try:
             parked_of(number, state.entries)
+            check_jobs(number, state.entries)
         except OffsetError as error:  # a start would refuse it
             raise StoreError(f"{file}: {error}") from error
     store.revoked()
 
     def changes(number: int, there: State) -> Changes:
         wanted, there = without_rows(states[number].entries), without_rows(there)
+        # The number of the next durable job never goes back: receivers drop a call whose id they have seen.
+        if next_job_of(number, there) > next_job_of(number, wanted):
+            wanted[JOB_NUMBERS] = there[JOB_NUMBERS]
         puts: Changes = {key: value for key, value in wanted.items() if there.get(key) != value}
         return puts | dict.fromkeys(there.keys() - wanted.keys())
 
@@ -215,7 +219,7 @@ def forget(
     )
 
 
-def without_rows(entries: State) -> State:
+def without_rows(entries: State) -> dict[bytes, bytes]:
     """Leave out the rows of joined tables, which go with a position in their topic, and how the state began or was
     reset: they stay as they are."""
     return {key: value for key, value in entries.items() if not key.startswith((JOIN_PREFIX, BEGIN_KEY, RESET_KEY))}

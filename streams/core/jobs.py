@@ -133,10 +133,11 @@ class JobEnd(JobRecord, frozen=True, kw_only=True):
 
     @classmethod
     def of_record(cls, record: JobRecord, result: bytes | None, failure: str = "") -> JobEnd:
-        """Make the event of this job's end. Its value is the item, as in its dead letter."""
+        """Make the event of this job's end. Its value is the item, as in its dead letter; its time is that of the job's
+        start, as in the queue of a parked key: the same in each attempt."""
         state = record.state
         return cls(
-            record.name, record.due_ms, JOB_TYPE, state.item, 1, record.key, record.trace,
+            record.name, state.since_ms, JOB_TYPE, state.item, 1, record.key, record.trace,
             state=state, result=result, failure=failure,
         )  # fmt: skip
 
@@ -180,7 +181,7 @@ class Jobs:
         found, counter = list[JobRecord](), -1
         for record in records:
             if record.name == COUNTER:
-                counter = self.next = _read(record, _decode_counter).next
+                counter = self.next = next_number(record)
             else:
                 found.append(
                     JobRecord.of(record.name, record.due_ms, _read(record, _decode_state), record.key, record.trace)
@@ -288,6 +289,11 @@ class Jobs:
             del self._lanes[record.lane]
             return []
         return [next(iter(lane.values()))]
+
+
+def next_number(record: Timer) -> int:
+    """Return the number of the next job, of a counter's record. Raises ``BrokenJob``."""
+    return _read(record, _decode_counter).next
 
 
 def is_same(record: JobRecord, other: object) -> bool:

@@ -55,7 +55,8 @@ class Route:
     """An event type's handler and policy. ``wire_version`` is the version header that needs no upcasting. ``ahead``
     (``async_work.async_stage.Ahead``): the stage that does the work of these events ahead of their turn. ``kind``
     (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain. ``once``
-    (``runtime.partition.once.OnceRule``): the ids of events that are handled once."""
+    (``runtime.partition.once.OnceRule``): the ids of events that are handled once. ``users``: the user's function that
+    a handler of ours calls, which dead letters and queues name."""
 
     __slots__ = (
         "ahead",
@@ -70,6 +71,7 @@ class Route:
         "once",
         "plain",
         "policy",
+        "users",
         "version",
         "wire_version",
     )
@@ -113,6 +115,7 @@ class Route:
         self.once = once
         self.plain = not self.is_async and not blocking and ahead is None and kind is None and once is None
         self.policy = policy
+        self.users: Callable[..., Any] | None = None
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1
@@ -126,12 +129,18 @@ class Route:
     @property
     def handler_name(self) -> str:
         """``module.function``; of a callable without a name its class's."""
-        handler = self.handler if hasattr(self.handler, "__qualname__") else type(self.handler)
+        found = self.handler if self.users is None else self.users
+        handler = found if hasattr(found, "__qualname__") else type(found)
         return f"{handler.__module__}.{handler.__qualname__}"
 
     def with_policy(self, policy: Retry) -> Route:
         made, arguments = self.__reduce__()
-        return made(*arguments, policy=policy)
+        return made(*arguments, policy=policy).named(self.users)
+
+    def named(self, users: Callable[..., Any] | None) -> Route:
+        """Name the user's function that the handler calls. Returns the route."""
+        self.users = users
+        return self
 
     def __reduce__(self) -> tuple[Callable[..., Route], tuple[Any, ...]]:
         """Pickle the arguments only: another process builds its own decoders, which cannot be pickled."""

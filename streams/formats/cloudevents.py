@@ -56,8 +56,9 @@ class CloudEvents(TypeRule):
 
     ``source.output(topic, form=CloudEvents(source="/bank"))`` writes them, as ``structured`` says. The ``id`` is that
     of the cause, ``<topic>/<partition>/<offset>/<number>``: the same when the event is handled again, so that receivers
-    can drop what they have seen. Of a timer it has the name and the due time instead; of an interjection it is a random
-    one. ``time`` is that of the cause. ``content_type`` is that of the values, which are JSON unless the classes have
+    can drop what they have seen. Of a timer it has the name and the due time instead, of the end of a durable job its
+    name and the time of its start; of an interjection it is a random one. ``time`` is that of the cause.
+    ``content_type`` is that of the values, which are JSON unless the classes have
     another codec. With ``source`` the rule of the source's own topic writes, too.
     """
 

@@ -17,10 +17,12 @@ import pytest
 from streams import EventSource, EventSourceConfig
 from streams.cli import state, state_repair, state_writing
 from streams.cli.skip import Position
+from streams.core.jobs import COUNTER, PREFIX, JobRecord, JobState
 from streams.core.parking import queue_name
+from streams.core.timers import Timer
 from streams.errors import OffsetError, StoreError
 from streams.records import IncomingRecord
-from streams.runtime.changelog import OffsetRecord, timer_key
+from streams.runtime.changelog import OffsetRecord, encode_timer, timer_key
 from streams.stores import NamedTable, Stores
 from tests.unit.cli_kit import Kes
 
@@ -68,6 +70,34 @@ def test_a_partition_without_any_state_is_imported_and_a_cut_file_is_refused(
     refused = kes("state", "import", "shop:source", str(file), "--yes", code=1)
     assert "partition 0: the queue @park/" in refused.words
     assert len(changes) == 1
+
+
+def exported(*timers: Timer) -> str:
+    return "".join(
+        line(key=base64.b64encode(timer_key(timer.name)).decode(), value=base64.b64encode(encode_timer(timer)).decode())
+        for timer in timers
+    )
+
+
+def test_ids_of_durable_jobs_are_not_given_again(changes: list[Changes], kes: Kes, tmp_path: Path) -> None:
+    """A receiver drops a call whose id it has seen: their number goes on from that of the file, or of the log."""
+    counters = {number: Timer(COUNTER, 99, "kes.jobs", b'{"next":%d}' % number) for number in (3, 7)}
+    encoded = {number: encode_timer(counter) for number, counter in counters.items()}
+    (file := tmp_path / "in.jsonl").write_text(exported(counters[3]) + line(offset=9))
+    kes("state", "import", "shop:source", str(file), "--yes")
+    key = timer_key(COUNTER)
+    assert changes[0](0, {key: encoded[7]}) == {}
+    assert changes[0](0, {}) == {key: encoded[3]}
+    file.write_text(exported(counters[7]) + line(offset=9))
+    kes("state", "import", "shop:source", str(file), "--yes")
+    assert changes[1](0, {key: encoded[3]}) == {key: encoded[7]}
+    file.write_text(line(offset=9))  # of a time before the first job
+    kes("state", "import", "shop:source", str(file), "--yes")
+    assert changes[2](0, {key: encoded[7]}) == {}
+    job = JobRecord.of(PREFIX + "n", 0, JobState("deliver", b"{}", 0, number=3, id="kes-0-0-3"), None)
+    file.write_text(exported(counters[3], job) + line(offset=9))
+    refused = kes("state", "import", "shop:source", str(file), "--yes", code=1)
+    assert "has the number 3, and the next one is 3" in refused.words
 
 
 def test_of_two_runs_at_a_time_the_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,23 @@ import asyncio
 import contextlib
 import random
 import re
+from datetime import datetime
 from typing import Any
 
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, AsyncJobScheduler, EventSource, EventSourceConfig, Record, Retry, event_type, upcaster
+from streams import (
+    DEAD_LETTER,
+    PARK,
+    AsyncJobScheduler,
+    EventSource,
+    EventSourceConfig,
+    Record,
+    Retry,
+    event_type,
+    upcaster,
+)
 from streams.errors import ConfigError
 from streams.formats import CloudEvent, CloudEvents, Deleted
 from streams.formats.cloudevents import attributes_of
@@ -19,6 +30,7 @@ from streams.records import IncomingRecord, TypedRecord
 from streams.settings import SchedulerConfig
 from streams.stores.table import Table
 from streams.testing import TestDriver
+from streams.testing.simulation.virtual_time import elapse
 from tests.unit.handlers_kit import OUT
 
 
@@ -260,6 +272,42 @@ def test_timers_name_their_due_time_and_interjections_are_random() -> None:
     assert first.time
     assert second.id != third.id
     assert (second.time, third.time) == ("", "")
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["done", "parked"])
+def test_the_end_of_a_durable_job_has_the_time_of_its_start(broken: bool) -> None:
+    """Also from the queue of its key, and the same id."""
+    source = EventSource(EventSourceConfig(group_id="g", topic="orders", num_partitions=1, error_policy=PARK))
+    source.output(OUT, form=CloudEvents(source="/bank"))
+    began, ids, fails = list[float](), list[str](), [broken]
+
+    async def work(event: CloudOrder) -> int:
+        await elapse(100)
+        return event.cents
+
+    def finish(ctx: Any, event: CloudOrder, cents: int) -> None:
+        ctx.forward(OUT, event, key="a")
+        ids.append(dict(ctx._outputs[-1].headers)["ce_id"].decode())
+        if fails and fails.pop():
+            raise ValueError("once")
+
+    jobs = AsyncJobScheduler(source, work, finish)
+
+    @source.on
+    def ordered(ctx: Any, event: CloudOrder) -> None:
+        ctx.start_job(jobs, event, delay=50)
+        began.append(ctx._now_ms / 1000)
+
+    with TestDriver(source) as driver:
+        driver.send(CloudOrder("a", 1), key="k", wait=False)
+        driver.advance(200)
+        driver.advance(200)
+        [written] = driver.outputs(OUT)
+        event = attributes_of(written)
+        driver.check()
+    assert event is not None
+    assert datetime.fromisoformat(event.time).timestamp() == pytest.approx(began[0], abs=0.001)
+    assert ids == [event.id] * (1 + broken)
 
 
 def test_the_own_topic_is_written_in_its_form() -> None:

@@ -320,6 +320,7 @@ def test_other_last_words_let_the_job_go(policy: Retry) -> None:
         letters = driver.dead_letters()
         assert len(letters) == (policy is DEAD_LETTER)
         if letters:
+            assert letters[0].header("__kes_dlq_handler") == b"tests.unit.jobs_kit.Shop.deliver"
             assert letters[0].value == b'{"number":1,"key":"a"}'
             assert any(name.endswith("job_id") for name, _ in letters[0].headers or ())
 

@@ -251,3 +251,19 @@ def test_an_operators_cancel_without_on_failure_lets_the_job_go(policy: Retry | 
         assert not driver.dead_letters()
         order(driver, 2)
         assert shop.answered == [2]
+
+
+@pytest.mark.parametrize("which", ["finalizer", "on_failure"])
+@pytest.mark.parametrize("policy", [PARK, DEAD_LETTER])
+def test_an_end_that_fails_names_the_users_function(which: str, policy: Retry) -> None:
+    shop = Shop(retry=None)
+    shop.on_error = policy
+    shop.finalizer_broken = {1}
+    if which == "on_failure":
+        shop.broken, shop.failed = {1}, None  # type: ignore[assignment]
+    with shop.driver() as driver:
+        order(driver, 1)
+        queues = driver._worker(0).timers.parked.by_name.values()  # type: ignore[union-attr]
+        named = [queue.state.handler for queue in queues]
+        named += [(letter.header("__kes_dlq_handler") or b"").decode() for letter in driver.dead_letters()]
+        assert named == [f"tests.unit.jobs_kit.Shop.source.<locals>.{which}"]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import DEAD_LETTER, EventSource, EventSourceConfig, Record, event_type, upcaster
+from streams import DEAD_LETTER, PARK, EventSource, EventSourceConfig, Record, event_type, upcaster
 from streams.errors import DecodeError, RegistrationError
 from streams.events import event_type_of
 from streams.looks.records import Decoder
@@ -121,8 +121,24 @@ def test_a_thousand_parts_the_last_of_which_fails_leave_nothing() -> None:
         driver.check()
         [letter] = driver.dead_letters()
         assert letter.value == b'{"id":"a","lines":1000}'
+        assert letter.header("__kes_dlq_handler") == b"tests.unit.test_split_events.source_of.<locals>.line"
         assert driver.outputs(OUT) == []
         assert driver.store(0).get("a") is None
+
+
+def test_a_parked_event_names_the_handler_of_its_part_too() -> None:
+    config = EventSourceConfig(group_id="g", topic="orders", num_partitions=1, error_policy=PARK)
+    source = EventSource(config)
+
+    @source.on
+    def order(ctx: Any, event: SplitOrder) -> None:
+        raise ValueError("not this one")
+
+    source.register_event_type(Line, lambda ctx, event: None)
+    with TestDriver(source) as driver:
+        driver.send_record(sent({"id": "a", "lines": 2}, 1))
+        [queue] = driver._worker(0).timers.parked.by_name.values()  # type: ignore[union-attr]
+        assert queue.state.handler.endswith("test_a_parked_event_names_the_handler_of_its_part_too.<locals>.order")
 
 
 @pytest.mark.parametrize(

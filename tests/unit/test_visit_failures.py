@@ -162,6 +162,8 @@ def test_a_letter_that_is_sent_again_meets_the_policy_of_its_visit() -> None:
         headers = [(name, content) for name, content in letter.headers or () if not name.startswith("__kes_dlq")]
         driver.send_record(Record("orders", letter.value, letter.key, headers, 0))
         assert [one.key for one in driver.dead_letters()] == [b"k001", b"k001"]
+        named = {(one.header("__kes_dlq_handler") or b"").decode() for one in driver.dead_letters()}
+        assert named == {f"{__name__}.fails.<locals>.failing"}
 
 
 def test_a_key_that_is_too_large_to_be_the_place_of_a_run_stops_it_by_name() -> None:

@@ -142,6 +142,25 @@ def test_a_window_has_a_policy_of_its_own(
         driver.check()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancellation_that_a_window_raises_is_its_own_failure(kind: str) -> None:
+    def on_close(ctx: EventContext[Any], key: str, window: Window, number: int) -> None:
+        told(ctx, key, window, number)
+        if key == "b":
+            raise asyncio.CancelledError  # as the result of a future that was cancelled
+
+    source = source_of(on_close=on_close, error_policy=DEAD_LETTER)
+    on_seen(source, kind)
+    with TestDriver(source, topics={OUT: 1}) as driver:
+        minute_of(driver)
+        assert [one.key for one in outputs(driver, "handled")] == ["a", "b", "c", "z"]
+        assert [one.key for one in outputs(driver, "closed")] == ["a", "c"]
+        (letter,) = driver.dead_letters()
+        assert (letter.key, fact(letter, "window"), fact(letter, "error")) == (b"b", "Shop.win", "RuntimeError")
+        assert "a cancellation that is not its own" in fact(letter, "message")
+        driver.check()
+
+
 def test_the_source_stops_at_a_window_and_goes_on_with_it_when_that_is_repaired() -> None:
     source = source_of(on_close=poisoned(1))
     on_seen(source)

@@ -91,7 +91,8 @@ class Execution:
         route, event, unreadable = read_event(router.routes, router.default, record, where)
         if isinstance(event, VisitRequest) and event.action == "again" and route is not None:
             visited, _ = router.visits.get(event.visit, (route, None))
-            route = route.with_policy(visited.policy)  # a key that is visited again fails as it does in a run
+            # A key that is visited again fails as it does in a run.
+            route = route.with_policy(visited.policy).named(visited.handler)
         if unreadable is not None or route is None or route.kind is None:
             return route, event, unreadable
         try:

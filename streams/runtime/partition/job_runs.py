@@ -270,7 +270,7 @@ class JobRuns:
             self._measure(due, "queued")
             return
         record = as_record(end, partition.topic_partition)
-        route = route_of(definition, self._host.config.error_policy)
+        route = route_of(definition, self._host.config.error_policy, error)
         measured = "done" if error is None else "cancelled" if isinstance(error, JobCancelled) else "failed"
         with execution.traced(record):
             if has_function:
@@ -335,15 +335,18 @@ class _Ended(NamedTuple):
     error: BaseException | None
 
 
-def route_of(definition: DurableJobs, otherwise: Retry) -> Route:
-    """Return the route of the ends of these jobs; ``otherwise``: the policy of jobs that have none."""
+def route_of(definition: DurableJobs, otherwise: Retry, error: BaseException | None) -> Route:
+    """Return the route of an end of these jobs, which have failed with ``error`` or not; ``otherwise``: the policy of
+    jobs that have none."""
 
     def ended(ctx: Any, event: _Ended) -> Any:
         if event.error is not None:
             return None if definition.on_failure is None else definition.on_failure(ctx, event.item, event.error)
         return None if definition.finalizer is None else definition.finalizer(ctx, event.item, event.result)
 
-    return Route(f"the end of {definition.name}", None, ended, blocking=False, policy=definition.on_error or otherwise)
+    route = Route(f"the end of {definition.name}", None, ended, blocking=False, policy=definition.on_error or otherwise)
+    taken_by = definition.finalizer if error is None else definition.on_failure
+    return route.named(definition.job if taken_by is None else taken_by)
 
 
 def read_queued(
@@ -361,7 +364,7 @@ def read_queued(
             event = _Ended(items.decode(end.value), None, JobFailed(end.failure))
     except DecodeError as error:
         return None, None, DecodeError(f"{end.title}: {error}")
-    return route_of(definition, policy), event, None
+    return route_of(definition, policy, event.error), event, None
 
 
 def _definition_in(router: Router, jobs: str) -> DurableJobs | None:

@@ -36,6 +36,7 @@ def split_event(
 
     async def handle(ctx: Any, events: list[Any]) -> Any:
         for handler, event in zip(handlers, events, strict=True):
+            made.users = handler  # if it fails, it is the one to be named
             answer = handler(ctx, event)
             if isinstance(answer, Awaitable):
                 answer = await answer
@@ -43,7 +44,8 @@ def split_event(
                 return answer
         return None
 
-    return Route(route.name, whole, handle, blocking=False, policy=route.policy), events
+    made = Route(route.name, whole, handle, blocking=False, policy=route.policy)
+    return made.named(handlers[0] if handlers else route.handler), events
 
 
 def _route_of(routes: Mapping[bytes, Route], whole: str, target: type[Any] | str) -> Route:

@@ -9,6 +9,7 @@ has its place, ``instead`` of its report comes what the policy said: its dead le
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from streams.metrics import OutOfTime
 from streams.outcomes import Retry
 from streams.records import IncomingRecord, OwnSample, TopicPartition, WindowOutput
 from streams.runtime.partition.dead_letters import WINDOW
-from streams.runtime.partition.failures import change_too_large
+from streams.runtime.partition.failures import cancelled_inside, change_too_large
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.state import Partition
 
@@ -170,11 +171,13 @@ class Timekeeper:
             for change in journal[written:]:
                 if change.value is not None and len(change.value) > ctx._limit:
                     raise change_too_large(change, ctx._limit)
-        except Exception as error:  # undone here: a handler that called ``advance`` may go on
+        # No await: a cancellation is one that the function has raised, and that of the task comes at no such place.
+        except (Exception, asyncio.CancelledError) as error:
+            # Undone here: a handler that called ``advance`` may go on.
             self._partition.store.undo(journal[written:])
             del outputs[sent:], journal[written:]
             ctx._timer_changes = timers or None
-            raise WindowFailed(closed, on_close, policy) from error
+            raise WindowFailed(closed, on_close, policy) from cancelled_inside(error)
         finally:
             self.closing = None
         if self._tries:
