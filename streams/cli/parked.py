@@ -22,7 +22,7 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, config_at, n
 from streams.cli.console import complain, emit, notices
 from streams.cli.skip import position_of, slot_of
 from streams.cli.state_files import rows_table
-from streams.cli.state_sources import Parked, parked_of, state_of
+from streams.cli.state_sources import ParkedState, parked_of, state_of
 from streams.cli.state_writing import Changes, StoppedPartition, Yes, stopped_source
 from streams.core.parking import NEVER_MS, PREFIX, ParkedKeys, Queue, queue_name
 from streams.core.parking_rules import Action, Seen, acted
@@ -214,7 +214,9 @@ _letting_go("drop", "Let all events of a parked key go.")
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _read(source: EventSource[Any], servers: str, timeout: float, partition: int | None = None) -> dict[int, Parked]:
+def _read(
+    source: EventSource[Any], servers: str, timeout: float, partition: int | None = None
+) -> dict[int, ParkedState]:
     states = state_of(source, "changelog", servers, timeout, None if partition is None else [partition])
     return {number: parked_of(number, state.entries) for number, state in states.items()}
 
@@ -242,7 +244,7 @@ def _of_owners(
         return None
 
 
-def _chosen(found: Mapping[int, Parked], name: str) -> tuple[int, Parked, Queue]:
+def _chosen(found: Mapping[int, ParkedState], name: str) -> tuple[int, ParkedState, Queue]:
     for number, parked in found.items():
         if (queue := parked.keys.by_name.get(name)) is not None:
             return number, parked, queue
@@ -398,5 +400,5 @@ def _on_stopped(
     return rows
 
 
-def _all(found: Mapping[int, Parked]) -> list[tuple[int, Parked, Queue]]:
+def _all(found: Mapping[int, ParkedState]) -> list[tuple[int, ParkedState, Queue]]:
     return [(number, parked, queue) for number, parked in sorted(found.items()) for queue in _by_age(parked.keys)]

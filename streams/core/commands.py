@@ -1,4 +1,4 @@
-"""What a command does to the state of its key, and the reply that is kept beside its id. Pure.
+"""Commands: their work on the state of a key, and the replies that are kept beside their ids. Pure.
 
 ``decide`` gets the state and the command, and returns events, or raises ``Rejected``. ``evolve`` makes the next state
 of a state and one event. Each gets a state of its own: what a function changes in the state that it was given has no
@@ -24,7 +24,7 @@ from streams.errors import (
     VersionConflict,
 )
 from streams.events import event_type_of, to_record
-from streams.model.commands import EXPECTED_HEADER, ID_HEADER, LONGEST_ID, Done, Versioned
+from streams.model.commands import EXPECTED_HEADER, ID_HEADER, LONGEST_ID, CommandDone, Versioned
 from streams.records import IncomingRecord, ReceivedHeaders, Record, TopicPartition
 
 S = TypeVar("S")
@@ -63,8 +63,8 @@ class CommandReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommandRequest(NamedTuple):
-    """What a command's record says beside its value. ``expected``: the version that its key must have; ``None``: any
-    will do."""
+    """The content of a command's record beside its value. ``expected``: the version that its key must have;
+    ``None``: any will do."""
 
     id: str
     expected: int | None
@@ -72,7 +72,7 @@ class CommandRequest(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """What a command has come to. ``state``: the next one; ``None``: it has not changed."""
+    """The outcome of a command. ``state``: the next one; ``None``: it has not changed."""
 
     state: Versioned[Any] | None
     events: Sequence[Any]
@@ -206,7 +206,7 @@ class Rules(Generic[S]):
 
     def done(
         self, reply: CommandReply, content: bytes, positions: Mapping[TopicPartition, int], served_by: str
-    ) -> Done:
+    ) -> CommandDone:
         """Return what a reply says about a command with this ``content``; raise ``Rejected``, ``VersionConflict`` or
         ``IdReused``. Raises ``DecodeError`` for events that this program does not know."""
         if reply.content != content:
@@ -221,7 +221,7 @@ class Rules(Generic[S]):
             events = tuple(types[event.name].decode(event.value, event.version) for event in reply.events)
         except KeyError as error:
             raise DecodeError(f"the reply has an event of the type {error}, which has no evolve here") from None
-        return Done(reply.version, reply.count, None if reply.is_cut else events, positions, served_by)
+        return CommandDone(reply.version, reply.count, None if reply.is_cut else events, positions, served_by)
 
     @staticmethod
     def _checked(command: object, answer: object) -> Sequence[Any]:

@@ -30,7 +30,7 @@ class Versioned(msgspec.Struct, Generic[S], frozen=True):
     state: S
 
 
-class Done(msgspec.Struct, frozen=True):
+class CommandDone(msgspec.Struct, frozen=True):
     """A command that took effect, committed. ``version``: of the state behind it; ``count``: of its events. ``events``:
     these; ``None``: they are too large for an answer, and in the output only. ``positions``: for ``at_least`` of a
     query that must see its effect. ``served_by``: the instance that answered."""

@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streams.model.commands import Done
+    from streams.model.commands import CommandDone
     from streams.queries.commands import CommandClient
     from streams.queries.reader import StateReader
     from streams.queries.server import QueryServer
     from streams.queries.service import query_app
 
-__all__ = ["CommandClient", "Done", "QueryServer", "StateReader", "query_app"]
+__all__ = ["CommandClient", "CommandDone", "QueryServer", "StateReader", "query_app"]
 
 _HOMES = {
     "CommandClient": "streams.queries.commands",
-    "Done": "streams.model.commands",
+    "CommandDone": "streams.model.commands",
     "QueryServer": "streams.queries.server",
     "StateReader": "streams.queries.reader",
     "query_app": "streams.queries.service",

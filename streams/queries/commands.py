@@ -20,7 +20,7 @@ from streams.errors import (
     StreamsError,
 )
 from streams.model.answers import Answer
-from streams.model.commands import Done, Versioned
+from streams.model.commands import CommandDone, Versioned
 from streams.queries.asking import GroupAsker
 from streams.queries.reader import StateReader
 from streams.queries.tickets import TicketRefused
@@ -110,11 +110,11 @@ class CommandClient(GroupAsker[CommandQuestion, CommandAnswer], Generic[K, S]):
         id: str,
         expected_version: int | None = None,
         timeout_seconds: float = 10.0,
-    ) -> Done:
+    ) -> CommandDone:
         """Send a command, and return what came of it once that is committed.
 
-        ``id``: 1 to 100 characters, chosen by the caller. However often it is asked with one id, of whatever client,
-        the command takes effect once, and the answer is the same, as long as the source remembers it
+        ``id``: 1 to 100 characters, chosen by the caller. For all calls with one id, of all
+        clients, the command takes effect once, and the answer is the same, as long as the source remembers it
         (``source.aggregate(remember=)``). ``expected_version``: of the state that the command is meant for.
 
         Raises ``Rejected``, ``VersionConflict`` and ``IdReused``, which are answers: no effect. ``CommandFailed``: no
@@ -148,11 +148,11 @@ class CommandClient(GroupAsker[CommandQuestion, CommandAnswer], Generic[K, S]):
         ``StateReader.get``."""
         return await self._state.get(key, at_least=dict(self._positions), timeout_seconds=timeout_seconds)
 
-    async def _asked(self, record: Record, id: str, deadline: float, timeout_seconds: float) -> Done:
+    async def _asked(self, record: Record, id: str, deadline: float, timeout_seconds: float) -> CommandDone:
         assert record.key is not None
         number = partition_of(record.key, self.config.num_partitions)
         content = content_of(record.key, record.value, record.headers)
-        # The answer is asked for while the record is on its way: the member holds the question until then.
+        # The question goes out while the record is on its way: the member holds it until then.
         sending = asyncio.create_task(self._producer.send(msgspec.structs.replace(record, partition=number)))
         self._sending.add(sending)
         sending.add_done_callback(self._sent)
@@ -202,5 +202,5 @@ class CommandClient(GroupAsker[CommandQuestion, CommandAnswer], Generic[K, S]):
             _log.debug("a command was not sent: %s", error)  # ``ask`` raises it, if its caller still waits
 
     async def _wait_sent(self) -> None:
-        """Wait for the records that nobody waits for any more."""
+        """Wait for the records of calls that have ended without them."""
         await asyncio.gather(*self._sending, return_exceptions=True)

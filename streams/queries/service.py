@@ -73,8 +73,8 @@ class _Busy(StreamsError):
 Answering = Callable[[bytes], Awaitable[Reply | ParkedReply | CommandAnswer]]
 
 
-class Room:
-    """Room for so many requests at a time. On one loop."""
+class RequestRoom:
+    """RequestRoom for so many requests at a time. On one loop."""
 
     def __init__(self, most: Callable[[], int]) -> None:
         self._most = most
@@ -96,7 +96,7 @@ class _Service:
         self._run, self._secret, self._address = source._run, secret, address
         self._crossing: Crossing | None = None  # to the present run of the source
 
-    def route(self, path: str, reply: Answering, room: Room) -> Route:
+    def route(self, path: str, reply: Answering, room: RequestRoom) -> Route:
         """Make a route whose requests ``reply`` answers from their bodies, while there is room."""
 
         async def answer(request: Request) -> Response:
@@ -104,7 +104,7 @@ class _Service:
 
         return Route(path, answer, methods=["POST"])
 
-    async def _answer(self, request: Request, path: str, reply: Answering, room: Room) -> Response:
+    async def _answer(self, request: Request, path: str, reply: Answering, room: RequestRoom) -> Response:
         asked = request.headers.get(TICKET_HEADER, "")
         is_known = False  # nothing is sealed for a ticket that was not made with the secret
         try:
@@ -242,13 +242,13 @@ class _Service:
 def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> Router:
     """Make the ASGI application that answers readers of this source. ``secret``: the group's (``group_secret``).
     ``address``: returns the address in the member's status note, for which tickets are made."""
-    service, room = _Service(source, secret, address), Room(lambda: MOST_AT_A_TIME)
+    service, room = _Service(source, secret, address), RequestRoom(lambda: MOST_AT_A_TIME)
     # A ticket is for one path: no reader acts by accident.
     return Router(
         [
             service.route(Question.path, service.reply, room),
             service.route(ParkedRequest.path, service.reply_to_operator, room),
-            service.route(CommandQuestion.path, service.reply_to_command, Room(lambda: MOST_AWAITED)),
+            service.route(CommandQuestion.path, service.reply_to_command, RequestRoom(lambda: MOST_AWAITED)),
         ]
     )
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from streams.core.commands import content_of
 from streams.errors import CommandFailed, ConfigError, NotKnown, NotOwned, Parked
-from streams.model.commands import Done
+from streams.model.commands import CommandDone
 from streams.records import IncomingRecord, Record, TopicPartition
-from streams.runtime.queries.commands import CommandQuestion, answered
 from streams.testing.driven_jobs import DrivenJobs
 
 
@@ -20,12 +19,14 @@ class DrivenCommands(DrivenJobs):
         def owner(self, partition: int) -> int | None: ...
         def send_record(self, record: Record, *, wait: bool = True) -> IncomingRecord: ...
 
-    def ask(self, command: object, *, key: str | bytes, id: str, expected_version: int | None = None) -> Done:
+    def ask(self, command: object, *, key: str | bytes, id: str, expected_version: int | None = None) -> CommandDone:
         """Send a command, run until everything is committed, and return what came of it, by the owner of its partition.
         Raises as ``CommandClient.ask``; ``NotKnown`` where no member works on the partition."""
         rules = self._world.command_rules
         if rules is None:
             raise ConfigError("this driver's source has no aggregate: it takes no commands")
+        from streams.runtime.queries.commands import CommandQuestion, answered  # no run of a source loads it
+
         record = rules.record(self._world.config.topic, command, key, id, expected_version)
         sent = self.send_record(record)
         owner = self.owner(sent.partition)

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 NAMES = [f"account-{number}" for number in range(6)]
 FINAL = (200, 409, 412, 422)
-"""These say what came of a command; after any other status it is asked again, with the same id."""
+"""These say what came of a command; after any other status the request is repeated, with the same id."""
 
 
 class Callers:
@@ -144,7 +144,7 @@ async def read_and_refuse(client: httpx.AsyncClient, callers: Callers) -> None:
     ]  # fmt: skip
     answer = await client.get(f"/accounts/{name}")
     assert (answer.status_code, answer.json()["version"]) == (200, max(versions))
-    assert (await client.get("/accounts/nobody")).status_code == 404
+    assert (await client.get("/accounts/none")).status_code == 404
     path, body = f"/accounts/{name}/deposit", {"cents": 5}
     assert (await client.post(path, json=body)).status_code == 422, "no id"
     assert (await client.post(path, json=body, headers={"Idempotency-Key": "x" * 101})).status_code == 422

@@ -98,7 +98,7 @@ class CommandHistory:
     def _begin(self, id: str) -> None:
         chance = self.chance
         known = sorted(self.commands.get(id, ()), key=repr)
-        if known and chance.random() < 0.8:  # the same one, asked again
+        if known and chance.random() < 0.8:  # the same one, once more
             key, command, expected = known[0]
         else:
             # An id is one id within its partition: so another command of it has the same key, or one beside it.

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, Retry, Table, event_type
+from streams import EventContext, EventSource, EventSourceConfig, Retry, Table, event_type
 from streams.errors import Rejected
 from streams.model.commands import VERSION_HEADER, Versioned
+from streams.runtime.queries.commands import CommandQuestion
 from streams.stores import Aggregate
 from streams.testing import TestDriver
 from tests.vocabulary import Added, config_of
@@ -84,3 +85,29 @@ def gapless(driver: TestDriver[Any]) -> dict[str, int]:
     for key, numbers in found.items():
         assert numbers == list(range(1, len(numbers) + 1)), key
     return {key: len(numbers) for key, numbers in found.items()}
+
+
+def plain() -> EventSource[Any]:
+    """Make the release before: a table of the same states, without commands."""
+    config = config_of(group_id="purses", topic="commands", num_partitions=1)
+    source: EventSource[Table[str, Purse]] = EventSource(config, Table.factory(key=str, value=Purse))
+
+    @source.on
+    def on_added(ctx: EventContext[Table[str, Purse]], event: Added) -> None:
+        ctx.store.put(event.name, Purse(event.amount))
+
+    return source
+
+
+def bare(**settings: Any) -> EventSource[Any]:
+    config = EventSourceConfig(group_id="g", topic="t", num_partitions=1, **settings)
+    return EventSource(config, Aggregate.factory(key=str, state=Purse))
+
+
+def question(id: str = "1", key: bytes = b"ada", at: int | None = None, **more: Any) -> CommandQuestion:
+    place = None if at is None else ("commands", 0, at)
+    return CommandQuestion(group="purses", partition=0, id=id, key=key, at=place, **more)
+
+
+def queries_of(driver: TestDriver[Any], member: int = 0) -> Any:
+    return driver._world.members[member].source._run.queries()

@@ -8,31 +8,26 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
-from streams import DEAD_LETTER, PARK, SKIP, EventContext, EventSource, EventSourceConfig, Retry, Table
+from streams import DEAD_LETTER, PARK, SKIP, EventSource, Retry
 from streams.errors import (
     CommandFailed,
-    ConfigError,
-    EventFailure,
     IdReused,
     NotKnown,
     NotOwned,
     Parked,
     RecordError,
-    RegistrationError,
     Rejected,
     VersionConflict,
 )
 from streams.model.commands import Versioned
-from streams.queries.commands import CommandClient
 from streams.records import Headers
-from streams.runtime.queries.commands import CommandAnswer, CommandQuestion, answered, checked_question
-from streams.stores import Aggregate
+from streams.runtime.queries.commands import CommandAnswer, answered
 from streams.testing import TestDriver
-from tests.unit.commands_kit import OUT, Move, Moved, Purse, build, gapless, versions
-from tests.vocabulary import Added, config_of
+from streams.testing.simulation.virtual_time import elapse
+from tests.unit.commands_kit import OUT, Move, Moved, Purse, bare, build, gapless, plain, queries_of, question, versions
+from tests.vocabulary import Added
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -133,7 +128,7 @@ def test_copies_in_one_slice_have_one_effect() -> None:
 
 
 def test_an_id_is_forgotten_behind_its_time() -> None:
-    """What is older than ``remember`` is a new command, at the latest when it is asked again: the guide says so."""
+    """What is older than ``remember`` is a new command, at the latest at the second call: the guide says so."""
     with TestDriver(build(remember=timedelta(minutes=10))) as driver:
         driver.ask(Move(5), key="ada", id="1")
         driver.advance(500)
@@ -244,24 +239,6 @@ def test_an_exit_ends_the_source_as_in_any_handler() -> None:
         driver.ask(Move(1, deed="exit"), key="ada", id="1")
 
 
-BAD_ANSWERS: dict[str, Callable[[Purse, Move], Any]] = {
-    "none": lambda purse, command: None,
-    "generator": lambda purse, command: (Moved(1) for _ in range(3)),
-    "many": lambda purse, command: [Moved(1)] * 10_000,
-    "no event": lambda purse, command: [object()],
-    "too large": lambda purse, command: [Moved(1, "x" * 2_000_000)],
-}
-
-
-@pytest.mark.parametrize("deed", BAD_ANSWERS)
-def test_what_is_no_answer_is_a_failure(deed: str) -> None:
-    with TestDriver(build(deeds=BAD_ANSWERS, on_error=DEAD_LETTER)) as driver:
-        with pytest.raises(CommandFailed):
-            driver.ask(Move(1, deed=deed), key="ada", id="1")
-        assert (len(driver.dead_letters()), driver.outputs(OUT)) == (1, [])
-        assert driver.ask(Move(1), key="ada", id="1").version == 1
-
-
 def test_events_that_are_too_large_for_a_reply_are_in_the_output() -> None:
     deeds = {"large": lambda purse, command: [Moved(1, "x" * 100_000)] * 2}
     with TestDriver(build(deeds=deeds)) as driver:
@@ -269,30 +246,6 @@ def test_events_that_are_too_large_for_a_reply_are_in_the_output() -> None:
             done = driver.ask(Move(1, deed="large"), key="ada", id="1")
             assert (done.version, done.count, done.events) == (2, 2, None)
         assert gapless(driver) == {"ada": 2}
-
-
-@pytest.mark.parametrize(
-    ("key", "headers"),
-    [
-        ("ada", []),
-        ("ada", [("kes-id", b"")]),
-        ("ada", [("kes-id", b"x" * 101)]),
-        ("ada", [("kes-id", b"1"), ("kes-expected", b"-1")]),
-        ("ada", [("kes-id", b"1"), ("kes-expected", b"one")]),
-        (None, [("kes-id", b"1")]),
-        (b"\xff\xff", [("kes-id", b"1")]),
-    ],
-)
-def test_a_record_that_is_no_command_meets_the_error_policy(key: Any, headers: Headers) -> None:
-    with TestDriver(build(on_error=DEAD_LETTER)) as driver:
-        driver.send(Move(1), key=key, partition=0, headers=headers)
-        assert (len(driver.dead_letters()), driver.outputs(OUT)) == (1, [])
-        driver.check()
-
-
-def test_without_a_policy_a_failure_stops_the_source() -> None:
-    with TestDriver(build()) as driver, pytest.raises(EventFailure, match="the command has no id"):
-        driver.send(Move(1), key="ada")
 
 
 # -- other handlers, other tables --------------------------------------------------------------------------------------
@@ -314,18 +267,6 @@ def test_apply_is_bounded_and_takes_events() -> None:
             purses.apply(None, "ada", wrong)  # type: ignore[arg-type]
 
 
-def plain() -> EventSource[Any]:
-    """Make the release before: a table of the same states, without commands."""
-    config = config_of(group_id="purses", topic="commands", num_partitions=1)
-    source: EventSource[Table[str, Purse]] = EventSource(config, Table.factory(key=str, value=Purse))
-
-    @source.on
-    def on_added(ctx: EventContext[Table[str, Purse]], event: Added) -> None:
-        ctx.store.put(event.name, Purse(event.amount))
-
-    return source
-
-
 def test_over_a_plain_table_its_entries_have_version_0() -> None:
     """Events are numbered from there on."""
     releases: list[Callable[[], EventSource[Any]]] = [plain]
@@ -342,21 +283,12 @@ def test_over_a_plain_table_its_entries_have_version_0() -> None:
 # -- the owner's answer ------------------------------------------------------------------------------------------------
 
 
-def question(id: str = "1", key: bytes = b"ada", at: int | None = None, **more: Any) -> CommandQuestion:
-    place = None if at is None else ("commands", 0, at)
-    return CommandQuestion(group="purses", partition=0, id=id, key=key, at=place, **more)
-
-
-def queries_of(driver: TestDriver[Any], member: int = 0) -> Any:
-    return driver._world.members[member].source._run.queries()
-
-
 def test_a_question_is_held_until_the_reply_is_committed() -> None:
     with TestDriver(build(partitions=1)) as driver:
 
         async def ask() -> tuple[CommandAnswer, int]:
             asking = asyncio.create_task(answered(queries_of(driver), question(hold_seconds=4.0)))
-            await asyncio.sleep(1.0)
+            await elapse(1.0)
             assert not asking.done()
             driver.send(Move(5), key="ada", headers=[("kes-id", b"1")], wait=False)
             answer = await asking
@@ -389,7 +321,7 @@ def test_a_question_without_an_answer_ends_in_time() -> None:
         assert driver._run(answered(queries_of(driver), question(at=0, hold_seconds=0.5))).kind == "waits"
         assert driver._run(answered(queries_of(driver), question(hold_seconds=0))).kind == "waits"
         worker = queries_of(driver).engine.workers[0]
-        assert not worker.timers.awaited._waiting, "nobody is left behind"
+        assert not worker.timers.awaited._waiting, "none is left behind"
 
 
 def test_where_the_partition_is_not_there_is_no_answer() -> None:
@@ -400,24 +332,6 @@ def test_where_the_partition_is_not_there_is_no_answer() -> None:
             driver._run(answered(queries_of(driver, 1 - owner), question()))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"group": "other"},
-        {"partition": 2},
-        {"partition": -1},
-        {"id": ""},
-        {"id": "x" * 101},
-        {"hold_seconds": -1.0},
-        {"timeout_seconds": 0.0},
-        {"timeout_seconds": float("nan")},
-    ],
-)
-def test_questions_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        checked_question(msgspec.structs.replace(question(), **wrong), "purses", 2)
-
-
 def test_without_a_member_nothing_is_known() -> None:
     with TestDriver(build()) as driver:
         driver.crash()
@@ -426,88 +340,3 @@ def test_without_a_member_nothing_is_known() -> None:
         driver.restart()
         assert driver.ask(Move(1), key="ada", id="1").version == 1
         assert gapless(driver) == {"ada": 1}
-
-
-# -- declarations ------------------------------------------------------------------------------------------------------
-
-
-def bare(**settings: Any) -> EventSource[Any]:
-    config = EventSourceConfig(group_id="g", topic="t", num_partitions=1, **settings)
-    return EventSource(config, Aggregate.factory(key=str, state=Purse))
-
-
-async def _async(purse: Purse, command: Move) -> list[Moved]:
-    return []
-
-
-def _yields(purse: Purse, command: Move) -> Any:
-    yield Moved(1)
-
-
-def _no_class(purse, command):  # type: ignore[no-untyped-def]
-    return []
-
-
-def _one(purse: Purse) -> list[Moved]:
-    return []
-
-
-@pytest.mark.parametrize("function", [_async, _yields, _no_class, _one, None, Purse])
-def test_functions_that_cannot_decide_are_refused(function: Any) -> None:
-    purses = bare().aggregate(Purse(), events=OUT)
-    with pytest.raises(RegistrationError):
-        purses.decide(function)
-    with pytest.raises(RegistrationError):
-        purses.evolve(function)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"initial": Purse},
-        {"events": ""},
-        {"events": None},
-        {"remember": timedelta(seconds=59)},
-        {"remember": timedelta(days=400)},
-        {"remember": 60},
-    ],
-)
-def test_aggregates_that_cannot_be_are_refused(arguments: dict[str, Any]) -> None:
-    given = {"initial": Purse(), "events": OUT} | arguments
-    with pytest.raises((ConfigError, RegistrationError)):
-        bare().aggregate(given.pop("initial"), **given)
-
-
-def test_a_source_has_one_aggregate_before_its_start() -> None:
-    source = bare()
-    purses = source.aggregate(Purse(), events=OUT)
-
-    def decide(purse: Purse, command: Move) -> list[Moved]:
-        return []
-
-    assert purses.decide(decide) is decide
-    with pytest.raises(RegistrationError, match="one class, one function"):
-        purses.decide(decide)
-    with pytest.raises(RegistrationError, match="has an aggregate already"):
-        source.aggregate(Purse(), events=OUT)
-    source._declared.router.freeze()
-    with pytest.raises(RegistrationError):
-        purses.evolve(lambda purse, event: purse)
-    late = bare()
-    late._declared.router.freeze()
-    with pytest.raises(RegistrationError):
-        late.aggregate(Purse(), events=OUT)
-
-
-@pytest.mark.parametrize("key", [int, None, tuple])
-def test_keys_are_those_of_records(key: Any) -> None:
-    with pytest.raises(ConfigError, match="keys of an Aggregate"):
-        Aggregate.factory(key=key, state=Purse)
-
-
-def test_a_driver_and_a_client_want_an_aggregate() -> None:
-    source = plain()
-    with TestDriver(source) as driver, pytest.raises(ConfigError, match="no aggregate"):
-        driver.ask(Move(1), key="ada", id="1")
-    with pytest.raises(ConfigError, match="secret_file"):
-        CommandClient.of(build(bootstrap_servers="localhost:1"))
