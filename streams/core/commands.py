@@ -35,6 +35,8 @@ LONGEST_REPLY: Final = 64 * 1024
 """Bytes of the events, or of the data of a rejection, that are kept with a reply; without them, if they are more."""
 LONGEST_TEXT: Final = 1_000
 """Characters of the reason of a rejection that are kept."""
+LONGEST_KEY: Final = 10 * 1024
+"""Characters or bytes of a command's key, at most: it travels with each question for the reply."""
 HIGHEST_VERSION: Final = 10**18 - 1
 
 Outcome = Literal["done", "rejected", "conflict"]
@@ -194,6 +196,8 @@ class Rules(Generic[S]):
             raise RegistrationError(f"{type(command).__name__} has no decide; there is one for {known}")
         if not isinstance(key, str | bytes):
             raise ConfigError(f"the key of a command is a {type(key).__name__}; it is text or bytes")
+        if len(key) > LONGEST_KEY:
+            raise ConfigError(f"the key of a command has {len(key)} characters or bytes; {LONGEST_KEY}, at most")
         if expected is not None and (type(expected) is not int or not 0 <= expected <= HIGHEST_VERSION):
             raise ConfigError(f"expected_version is {expected!r}; it is a whole number, 0 or more, or None")
         try:

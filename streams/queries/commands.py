@@ -17,6 +17,7 @@ from streams.errors import (
     ConfigError,
     NotKnown,
     Parked,
+    Stopped,
     StreamsError,
 )
 from streams.model.answers import Answer
@@ -129,6 +130,8 @@ class CommandClient(GroupAsker[CommandQuestion, CommandAnswer], Generic[K, S]):
                 f"timeout_seconds is {timeout_seconds}; it is more than 0, and {self._longest:g} at most: half of what "
                 "the source remembers (remember)"
             )
+        if self._session is None:
+            raise Stopped(f"this {type(self).__name__} is not open: enter it, by async with")
         record = self._rules.record(self.config.topic, command, key, id, expected_version)
         deadline = time.monotonic() + timeout_seconds
         try:
@@ -174,9 +177,9 @@ class CommandClient(GroupAsker[CommandQuestion, CommandAnswer], Generic[K, S]):
             )
             try:
                 answer, _ = await self._ask(question, left)
-            except (ConfigError, TicketRefused):
+            except TicketRefused:
                 raise
-            except StreamsError as error:
+            except StreamsError as error:  # whatever a member says: the command is in the topic, or on its way
                 reason = error
                 break
             if answer.kind == "reply" and answer.reply is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,13 +16,16 @@ from streams.errors import (
     ConfigError,
     EventFailure,
     RegistrationError,
+    Stopped,
 )
 from streams.queries.commands import CommandClient
 from streams.records import Headers
 from streams.runtime.queries.commands import checked_question
+from streams.settings.groups import QueryConfig
 from streams.stores import Aggregate
 from streams.testing import TestDriver
 from tests.unit.commands_kit import OUT, Move, Moved, Purse, bare, build, plain, question
+from tests.unit.private_kit import private
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -156,6 +160,15 @@ def test_a_source_has_one_aggregate_before_its_start() -> None:
 def test_keys_are_those_of_records(key: Any) -> None:
     with pytest.raises(ConfigError, match="keys of an Aggregate"):
         Aggregate.factory(key=key, state=Purse)
+
+
+async def test_a_client_is_entered_before_it_is_used(tmp_path: Path) -> None:
+    secret = str(private(tmp_path / "secret", "the secret of this group\n"))
+    client = CommandClient.of(build(bootstrap_servers="localhost:1", queries=QueryConfig(secret_file=secret)))
+    with pytest.raises(Stopped, match="enter it, by async with"):
+        await client.ask(Move(1), key="ada", id="1")
+    with pytest.raises(ConfigError, match="has no aggregate"):
+        CommandClient.of(bare(queries=QueryConfig(secret_file=secret)))
 
 
 def test_a_driver_and_a_client_want_an_aggregate() -> None:
