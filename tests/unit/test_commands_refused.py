@@ -168,7 +168,7 @@ async def test_a_client_is_entered_before_it_is_used(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="enter it, by async with"):
         await client.ask(Move(1), key="ada", id="1")
     with pytest.raises(ConfigError, match="has no aggregate"):
-        CommandClient.of(bare(queries=QueryConfig(secret_file=secret)))
+        CommandClient.of(bare(bootstrap_servers="localhost:1", queries=QueryConfig(secret_file=secret)))
 
 
 def test_a_driver_and_a_client_want_an_aggregate() -> None:
