@@ -44,7 +44,7 @@ class Callers:
         self.again = 0
 
     def prepare(self, count: int) -> None:
-        for number in range(count):
+        for number in range(len(self.requests), count):
             what = self.chance.choice(("deposit", "deposit", "withdraw"))
             headers = {"Idempotency-Key": f"id-{number}"}
             if self.chance.random() < 0.2:
