@@ -231,8 +231,9 @@ class Rules(Generic[S]):
     def _checked(command: object, answer: object) -> Sequence[Any]:
         what = f"decide of {type(command).__name__} returned"
         if not isinstance(answer, list | tuple):
-            if hasattr(answer, "close"):
-                answer.close()  # a coroutine that is never awaited, or a generator
+            close = getattr(answer, "close", None)
+            if callable(close):
+                close()  # a coroutine that is never awaited, or a generator
             raise RecordError(f"{what} {type(answer).__name__}; it returns a list of events, an empty one for none")
         if len(answer) > MOST_EVENTS:
             raise RecordError(f"{what} {len(answer)} events; a command has {MOST_EVENTS}, at most")
