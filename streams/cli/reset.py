@@ -24,11 +24,18 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, admin_of, config_at, source_admin_of
 from streams.cli.console import complain, emit, notices, plain_table, print_whole
 from streams.cli.skip import slot_of
-from streams.cli.start_places import LONG_SECONDS, further_inputs, place_option, places_in, request_of_places
+from streams.cli.start_places import (
+    LONG_SECONDS,
+    further_inputs,
+    known_offset,
+    place_option,
+    places_in,
+    request_of_places,
+)
 from streams.cli.state_copies import write_export
 from streams.cli.state_sources import JOB_NUMBERS, StateAt, from_export, parked_of, state_of
 from streams.cli.state_writing import Changes, check_entry, chunks, stopped_source, store_of, without_rows
-from streams.errors import ConfigError, OffsetError, StoreError, TopicReplaced, TransactionFailed
+from streams.errors import ConfigError, OffsetError, StoreError, TransactionFailed
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.looks.committing import IN_DOUBT, transaction
@@ -267,22 +274,13 @@ class _Reset:
             record = decode_offset(self._last[number]) if number in self._last else None
             was: dict[str, int] = {}
             for topic in self._topics:
-                at = None if record is None else record.position_in(topic, number)
-                if record is not None and topic == config.topic:
-                    at = record.offset, record.source_id
-                    if record.changelog_id not in ("", changelog_id):
-                        at = record.offset, "another one"
-                if at is not None and at[1] not in ("", ids[topic]):
-                    raise TopicReplaced(
-                        f"{topic}[{number}]: the state in {config.changelog} belongs to other topics of these names; "
-                        "see `kes offsets accept --restored`"
-                    )
+                at = known_offset(config, record, topic, number, ids[topic], changelog_id)
                 if at is None and config.auto_offset_reset != "earliest":
                     raise OffsetError(
                         f"{topic}[{number}] has not begun: kes offsets start sets where a source begins; or name the "
                         "other partitions with --to PARTITION@OFFSET"
                     )
-                was[topic] = lows[topic][number].start if at is None else at[0]
+                was[topic] = lows[topic][number].start if at is None else at
             found[number] = was, record
         self.states = state_of(self._source, "changelog", self._servers, self._timeout, numbers)
         return found

@@ -223,7 +223,7 @@ def _next(
         raise OffsetError(f"{where}: the record at {at.offset} is handled already, the next one is {position.offset}")
     end = checks.source(topic)[0][at.partition][1]
     found: list[IncomingRecord] = []
-    with closing(_reader_of(config)) as reader, suppress(Stopped):
+    with closing(source_reader(config)) as reader, suppress(Stopped):
         reader.read(
             topic,
             {at.partition: (position.offset, end)},
@@ -256,7 +256,8 @@ def slot_of(
         yield slot
 
 
-def _reader_of(config: EventSourceConfig) -> PartitionReader:
+def source_reader(config: EventSourceConfig) -> PartitionReader:
+    """Make a reader of the source topic."""
     servers, overrides = config.bootstrap_servers, config.client_settings
     if config.source_is_elsewhere:
         servers, overrides = config.source_bootstrap_servers, config.source_client_settings

@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 import typer
 
-from streams.errors import ConfigError, OffsetError, TopicError
+from streams.errors import ConfigError, OffsetError, TopicError, TopicReplaced
 from streams.kafka.questions.admin import TopicAdmin, Watermarks
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.model.places import EARLIEST, LATEST, Places, places_of, shown_place
 from streams.model.topology import Topology
-from streams.runtime.changelog import BEGIN_KEY, BeginRecord, decode_begin
+from streams.runtime.changelog import BEGIN_KEY, BeginRecord, OffsetRecord, decode_begin
 from streams.runtime.source_topics import INPUT
 from streams.settings.config import EventSourceConfig
 
@@ -68,6 +68,24 @@ class StartRequest(NamedTuple):
         if self.group and group_offset is not None:
             return group_offset, f"group {self.group}"
         return None if self.rest_ms is None else (rest, shown_place(self.rest_ms))
+
+
+def known_offset(
+    config: EventSourceConfig, record: OffsetRecord | None, topic: str, number: int, topic_id: str, changelog_id: str
+) -> int | None:
+    """Return the next offset of a partition in an input by its offset record; ``None``: it has none there. The ids: of
+    the input and the changelog now. Raises ``TopicReplaced``."""
+    at = None if record is None else record.position_in(topic, number)
+    if record is not None and topic == config.topic:
+        at = record.offset, record.source_id
+        if record.changelog_id not in ("", changelog_id):
+            at = record.offset, "another one"
+    if at is not None and at[1] not in ("", topic_id):
+        raise TopicReplaced(
+            f"{topic}[{number}]: the state in {config.changelog} belongs to other topics of these names; "
+            "see `kes offsets accept --restored`"
+        )
+    return None if at is None else at[0]
 
 
 def place_option(name: str) -> Any:

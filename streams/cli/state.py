@@ -37,10 +37,12 @@ from streams.looks.records import one_line, shortened, shown_time
 from streams.records import TYPE_HEADER, IncomingRecord, TopicPartition
 from streams.runtime.changelog import (
     BEGIN_KEY,
+    GROWTH_KEY,
     OFFSET_KEY,
     RESET_KEY,
     TIMER_PREFIX,
     decode_begin,
+    decode_growth,
     decode_offset,
     decode_reset,
     decode_timer,
@@ -248,7 +250,7 @@ class _Partitions:
         self._offset: int | None = None
         self._changed_at_ms = -1
         self._time_ms: int | None = None
-        self._begun = self._reset = ""
+        self._begun = self._reset = self._grown = ""
 
     def receive(self, record: IncomingRecord) -> None:
         self._records += 1
@@ -270,6 +272,8 @@ class _Partitions:
             self._begun = "" if record.value is None else decode_begin(record).shown
         elif key == RESET_KEY:
             self._reset = "" if record.value is None else decode_reset(record).shown
+        elif key == GROWTH_KEY and record.value is not None:
+            self._grown = decode_growth(record).shown
         elif key.startswith(TIMER_PREFIX):
             name, timer = decode_timer(record)
             if not is_parked(name):  # events in queues are no timers
@@ -285,7 +289,7 @@ class _Partitions:
             "changelog_records": self._records,
             "changed_at_ms": self._changed_at_ms,
             "time_ms": self._time_ms,
-            "begun": "; ".join(filter(None, [self._begun, self._reset])),
+            "begun": "; ".join(filter(None, [self._begun, self._reset, self._grown])),
         }
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -24,18 +22,21 @@ from streams.cli.cluster import (
     topic_option,
 )
 from streams.cli.console import complain, emit, notices, plain_table, print_whole
+from streams.cli.growth import growth_table, planned
+from streams.cli.regrow import regrow
 from streams.errors import ConfigError, TopicError
 from streams.kafka.questions.admin import TopicAdmin, differences
 from streams.kafka.questions.group_view import GroupQuestions
 from streams.kafka.wire.security import Security
 from streams.looks.addresses import brokers
-from streams.model.topics import TopicSpec, missing
+from streams.model.topics import TopicSpec
 from streams.runtime import source_topics
 from streams.runtime.source_topics import INPUT, LOOKUP, OUTPUT, SOURCE
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 
 app = typer.Typer(no_args_is_help=True)
+app.command()(regrow)
 
 AS_WANTED: Final = "as wanted"
 MISSING: Final = "missing"
@@ -51,7 +52,8 @@ _Output = Annotated[
 
 KEYS_MOVE: Final = (
     "Partitions can never be taken away again. Keys move: from now on most keys belong to other partitions than those "
-    "that hold their state, and begin there without any."
+    "that hold their state, and begin there without any. For a source with state there is kes topics regrow, which "
+    "moves the state with its keys."
 )
 
 
@@ -116,7 +118,7 @@ def grow(
     """Add partitions to the topics of a stopped event source, inputs included, until all have the same number.
 
     Keys move: most new records go to other partitions than the state of their keys. Use it for sources without state,
-    or with new keys every day; otherwise start over with new topics.
+    or with new keys every day; for others `regrow` moves the state, too.
 
     Exit codes: 0 all have the same number; 1 members are running, a topic is missing or has more partitions, or not
     confirmed; 2 wrong usage.
@@ -129,9 +131,9 @@ def grow(
         _refuse_members(addresses, config, timeout)
         specs = [*found.specs(), *found.input_topics()]
         by_topic = {spec.name: source_admin if spec.name == config.topic else admin for spec in specs}
-        growth = _planned(by_topic, config, partitions or 0, timeout)
+        growth = planned(by_topic, config, partitions or 0, timeout)
         if growth.steps and not yes:
-            print_whole(notices(), _growth_table(growth))
+            print_whole(notices(), growth_table(growth))
             notices().print(Text(KEYS_MOVE))
             typer.confirm("Add the partitions?", abort=True, err=True)
             _refuse_members(addresses, config, timeout)  # one may have started while the question stood
@@ -140,15 +142,6 @@ def grow(
             notices().print(Text(f"{name}: {before} -> {growth.partitions} partitions"), soft_wrap=True)
     next_step = f"set num_partitions={growth.partitions} in the settings of {source} before it is started again"
     emit({**msgspec.structs.asdict(growth), "next": next_step}, json, lambda: Text(next_step))
-
-
-class Growth(msgspec.Struct, frozen=True):
-    """Plan of the growth: ``steps`` are the topics that have fewer than ``partitions``, with how many they have, in the
-    order in which they grow. Further inputs come behind the source's own topics, and the source is the last: what
-    follows from a half-way stop is refused at the start."""
-
-    partitions: int
-    steps: dict[str, int]
 
 
 def _refuse_members(servers: str, config: EventSourceConfig, timeout_seconds: float) -> None:
@@ -162,33 +155,6 @@ def _refuse_members(servers: str, config: EventSourceConfig, timeout_seconds: fl
             f"the group {config.group_id} has members ({named}): stop all of them first, or wait until the sessions of "
             f"those that died have expired (kes group {config.group_id})"
         )
-
-
-def _planned(
-    by_topic: Mapping[str, TopicAdmin], config: EventSourceConfig, partitions: int, timeout_seconds: float
-) -> Growth:
-    """Plan the partitions to add; ``by_topic``: the source's topics, and the client that changes each. ``partitions``:
-    0 for as many as the source topic has. Raises ``TopicError`` for a topic that is missing, or has more."""
-    found: dict[str, int] = {}
-    for name, admin in by_topic.items():
-        identity = admin.identity(name, timeout_seconds)
-        if identity is None:
-            raise TopicError(f"{missing(name)}: kes topics apply creates it, with num_partitions of the settings")
-        found[name] = identity[1]
-    wanted = partitions or found[config.topic]
-    for name, count in found.items():
-        if count > wanted:
-            raise TopicError(f"topic {name} has {count} partitions, more than {wanted}; partitions cannot be removed")
-    last = sorted(found, key=lambda name: name == config.topic)
-    return Growth(wanted, {name: found[name] for name in last if found[name] < wanted})
-
-
-def _growth_table(growth: Growth) -> Table:
-    """Format the plan as a table."""
-    table = Table("topic", "partitions", "then", box=SIMPLE_HEAD, pad_edge=False)
-    for name, count in growth.steps.items():
-        table.add_row(name, str(count), str(growth.partitions))
-    return table
 
 
 def wanted_topics(source: EventSource[Any], outputs: list[str]) -> list[Wanted]:

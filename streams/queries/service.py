@@ -1,9 +1,10 @@
 """The HTTP service of a member: it answers the questions of readers that have a ticket. Any loop and thread; the store
 is read on that of the event source.
 
-``query_app`` is an ASGI application with three routes (``POST /api/v1/query``, ``/api/v1/command`` for replies to
-commands, and ``/api/v1/parked`` for operators), for an application of your own to mount, or for ``QueryServer``. It
-never asks another member: a reader that has come to the wrong one goes to the right one.
+``query_app`` is an ASGI application with a route for readers (``POST /api/v1/query``), one for callers of commands
+(``/api/v1/command``) and one for each kind of operators' requests (``/api/v1/parked``, ``/api/v1/jobs``), for an
+application of your own to mount, or for ``QueryServer``. It never asks another member: a reader that has come to the
+wrong one goes to the right one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, c
 from streams.records import TopicPartition
 from streams.runtime.queries.commands import CommandAnswer, CommandQuestion, checked_question
 from streams.runtime.queries.commands import answered as answered_command
-from streams.runtime.queries.parked import ParkedReply, ParkedRequest, answered, checked_request
+from streams.runtime.queries.jobs import JobRequest
+from streams.runtime.queries.operating import OperatorReply, OperatorRequest, answered
+from streams.runtime.queries.parked import ParkedRequest
 from streams.runtime.queries.points import Crossing, is_point
 from streams.runtime.queries.questions import (
     BUSY_SECONDS,
@@ -70,7 +73,7 @@ class _Busy(StreamsError):
     pass
 
 
-Answering = Callable[[bytes], Awaitable[Reply | ParkedReply | CommandAnswer]]
+Answering = Callable[[bytes], Awaitable[Reply | OperatorReply | CommandAnswer]]
 
 
 class RequestRoom:
@@ -147,11 +150,15 @@ class _Service:
             return await self._point(question, loop)
         return await self._on_its_loop(self._ask(question), loop)
 
-    async def reply_to_operator(self, body: bytes) -> ParkedReply:
-        """Answer a request about parked keys."""
-        config, request = self._run.config, _read(body, ParkedRequest)
-        checked_request(request, config.group_id, config.num_partitions)
-        return await self._on_its_loop(self._operate(request), self._loop())
+    def reply_to_operator(self, kind: type[OperatorRequest[Any]]) -> Callable[[bytes], Awaitable[OperatorReply]]:
+        """Make the answer to operators' requests of a kind."""
+
+        async def reply(body: bytes) -> OperatorReply:
+            config, request = self._run.config, _read(body, kind)
+            request.checked(config.group_id, config.num_partitions)
+            return await self._on_its_loop(self._operate(request), self._loop())
+
+        return reply
 
     async def reply_to_command(self, body: bytes) -> CommandAnswer:
         """Answer a question for the reply to a command, once that is committed."""
@@ -162,9 +169,10 @@ class _Service:
     async def _await_reply(self, question: CommandQuestion) -> CommandAnswer:
         return await answered_command(self._run.queries(), question)
 
-    async def _operate(self, request: ParkedRequest) -> ParkedReply:
+    async def _operate(self, request: OperatorRequest[Any]) -> OperatorReply:
         async with asyncio.timeout(min(request.timeout_seconds, LONGEST_SECONDS)):
-            return await answered(self._run.present(), request)
+            reply: OperatorReply = await answered(self._run.present(), request)
+            return reply
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         if self._run.loop is None:
@@ -244,13 +252,13 @@ def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str
     ``address``: returns the address in the member's status note, for which tickets are made."""
     service, room = _Service(source, secret, address), RequestRoom(lambda: MOST_AT_A_TIME)
     # A ticket is for one path: no reader acts by accident.
-    return Router(
-        [
-            service.route(Question.path, service.reply, room),
-            service.route(ParkedRequest.path, service.reply_to_operator, room),
-            service.route(CommandQuestion.path, service.reply_to_command, RequestRoom(lambda: MOST_AWAITED)),
-        ]
-    )
+    operators: list[type[OperatorRequest[Any]]] = [ParkedRequest, JobRequest]
+    routes = [
+        service.route(Question.path, service.reply, room),
+        service.route(CommandQuestion.path, service.reply_to_command, RequestRoom(lambda: MOST_AWAITED)),
+        *(service.route(kind.path, service.reply_to_operator(kind), room) for kind in operators),
+    ]
+    return Router(routes)
 
 
 def _read(body: bytes, kind: type[T]) -> T:

@@ -27,6 +27,9 @@ BEGIN_KEY = RESERVED_KEY_PREFIX + b"begin"
 """Key of the record that says how a partition's state began (``BeginRecord``). It goes where the state goes."""
 RESET_KEY = RESERVED_KEY_PREFIX + b"reset"
 """Key of the record that says how a partition was reset last (``ResetRecord``). It goes where the state goes."""
+GROWTH_KEY = RESERVED_KEY_PREFIX + b"growth"
+"""Key of the record that says that a partition's state is placed by a larger number of partitions (``GrowthRecord``).
+Each partition has it in the transaction that has moved the state."""
 TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
 """Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
 PARKED_PREFIX = TIMER_PREFIX + parking.PREFIX.encode()
@@ -48,7 +51,7 @@ a colon."""
 TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that this version can read."""
 BEGIN_FORMAT = 1
-"""The layout of ``BeginRecord`` and ``ResetRecord`` that this version writes, and the newest that it can read."""
+"""The layout of begin, reset and growth records that this version writes, and the newest that it can read."""
 
 
 InputPosition: TypeAlias = tuple[int, str]
@@ -180,6 +183,7 @@ class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     value: bytes
     key: bytes | None
     trace: Carrier = ()
+    by: int = 0
 
 
 class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +234,24 @@ class ResetRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"reset: {found}{', with its state' if self.kept_state else ''}"
 
 
+class GrowthRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Growth of a source from ``before`` partitions to ``after``. ``by``: the ``writer`` of the offset record that was
+    written with it. ``entries``: how many have come to this partition, and ``left``, how many have gone."""
+
+    v: int = BEGIN_FORMAT
+    before: int
+    after: int
+    by: str
+    at_ms: int
+    entries: int
+    left: int
+
+    @property
+    def shown(self) -> str:
+        """Return it for people."""
+        return f"grown from {self.before} to {self.after} partitions: {self.entries:,} came, {self.left:,} went"
+
+
 def beginning(
     began: BeginRecord, partition: int, ids: Mapping[str, str], changelog_id: str
 ) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
@@ -258,6 +280,11 @@ def decode_reset(record: IncomingRecord) -> ResetRecord:
     return _decode_known(record, ResetRecord, "reset record")
 
 
+def decode_growth(record: IncomingRecord) -> GrowthRecord:
+    """Decode the growth record in this changelog record. Raises ``OffsetError`` if it is not one, or a newer one."""
+    return _decode_known(record, GrowthRecord, "growth record")
+
+
 def decode_release(record: IncomingRecord) -> ReleaseMarker:
     """Decode the release marker in this changelog record. Raises ``OffsetError`` if it is not one."""
     return _decode(record, ReleaseMarker, "release marker")
@@ -273,7 +300,16 @@ def encode_timer(timer: Timer) -> bytes:
     if parking.is_piece(timer.name):
         return timer.value  # as it is: large events would grow by a third as text
     return msgspec.json.encode(
-        TimerRecord(_format(timer.name), timer.due_ms, timer.type, timer.version, timer.value, timer.key, timer.trace)
+        TimerRecord(
+            _format(timer.name),
+            timer.due_ms,
+            timer.type,
+            timer.version,
+            timer.value,
+            timer.key,
+            timer.trace,
+            timer.by,
+        )
     )
 
 
@@ -299,10 +335,10 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     # A newer format is refused, and not passed over: a timer that is not read never fires.
     if found.v > newest:
         raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {newest}")
-    return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace)
+    return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace, found.by)
 
 
-B = TypeVar("B", BeginRecord, ResetRecord)
+B = TypeVar("B", BeginRecord, ResetRecord, GrowthRecord)
 
 
 def _decode_known(record: IncomingRecord, kind: type[B], name: str) -> B:

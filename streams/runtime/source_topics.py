@@ -162,7 +162,7 @@ async def create_and_verify(
         absent = {missing(spec.name) for spec in wanted}
         refused = [sentence for sentence in topics.differences(wanted) if sentence not in absent]
         if refused := refused + [sentence for found in foreign for sentence in _of_others(topics, *found)]:
-            raise TopicError("; ".join(refused))
+            raise TopicError("; ".join(refused) + _of_growth(refused, [source, changelog]))
         created = topics.create(wanted, REQUEST_SECONDS)
         # They are compared once more: another member may have made them at the same time, with other settings.
         differences = topics.differences(wanted)
@@ -178,6 +178,18 @@ async def create_and_verify(
     # The source comes first: if its cluster refuses, nothing is made on ours.
     created = await _with(connections.source_topics, connections, partial(work, wanted=wanted[:1]))
     return created + await _with(connections.topics, connections, partial(work, wanted=wanted[1:], foreign=foreign))
+
+
+def _of_growth(sentences: Collection[str], specs: Sequence[TopicSpec]) -> str:
+    """Return the way out if the number of partitions of one of these topics differs; else ``""``."""
+    for spec in specs:
+        ends = f"topic {spec.name} has ", f"partitions, settings say {spec.partitions}"
+        if any(one.startswith(ends[0]) and one.endswith(ends[1]) for one in sentences):
+            return (
+                ". After kes topics regrow, or grow, set num_partitions of the settings to the new number; if that "
+                "command was interrupted, run it again: a part of the topics is not grown yet"
+            )
+    return ""
 
 
 Foreign = tuple[str, list[TopicSpec]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
@@ -184,6 +184,19 @@ class NamedTable(Table[K, V], Generic[K, V]):
     def mark_back(self, mark: bytes, time_ms: int) -> bytes:
         """Return the time at which expiry was switched on, for a time that is set back."""
         return int_codec.encode(min(int_codec.decode(mark), time_ms))
+
+    def merged_mark(self, marks: Sequence[bytes | None], _: bytes | None) -> bytes | None:
+        """Return the latest beginning of expiry; ``None``: some entries have not met any yet."""
+        found = [int_codec.decode(mark) for mark in marks if mark is not None]
+        return int_codec.encode(max(found)) if len(found) == len(marks) else None
+
+    def closing_place(self, _: bytes) -> bytes | None:
+        """Return ``None``: nothing of it is reported."""
+        return None
+
+    def row_key(self, key: bytes) -> K:
+        """Return the key of an entry in the changelog."""
+        return self.decode_key(key)
 
     def put_back(self, value: bytes, time_ms: int) -> bytes:
         """Return a value as if it was put then, if it was put later: it would live too long."""

@@ -7,18 +7,18 @@ carried: they stay as they are, for a release that has it. The keys that begin w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Generic, TypeVar, overload
 
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import ConfigError, DecodeError, StoreError, TimeJump
-from streams.outcomes import Retry
 from streams.records import Change, TopicPartition
 from streams.stores.engines import KeyValueEngine
 from streams.stores.framed import OWN
 from streams.stores.journalled import JournalledBytes
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
+from streams.stores.parts import HostTime, MergedOwn, Reported, StorePart
 
 _log = logging.getLogger(__name__)
 
@@ -27,56 +27,6 @@ TIME_KEY: Final = OWN + b"\x00time"
 MOST_AT_ONCE: Final = 64
 """Number of entries that expire, or windows that close, of one structure in front of one event, at most: they are in
 its transaction, which has bounds. The others have their turn in front of the next events."""
-
-
-class StorePart(Protocol):
-    """One structure of a ``Stores``."""
-
-    @property
-    def table(self) -> JournalledBytes:
-        """Its entries."""
-        ...
-
-    @property
-    def is_timed(self) -> bool:
-        """Check for work at certain times: ``sweep``."""
-        ...
-
-    def sweep(self, time_ms: int) -> None:
-        """Do what is due, within an event: ``MOST_AT_ONCE`` of it, or a little more."""
-        ...
-
-    def mark_back(self, mark: bytes, time_ms: int, /) -> bytes:
-        """Return its mark for a time that is set back."""
-        ...
-
-    def put_back(self, value: bytes, time_ms: int, /) -> bytes:
-        """Return a value for a time that is set back."""
-        ...
-
-    def upgraded(self, value: bytes, /) -> bytes | None:
-        """Return a value in the present version; ``None``: it has that already, or there are none."""
-        ...
-
-    def decode_key(self, key: bytes, /) -> Any: ...
-    def decode_value(self, value: bytes, /) -> Any: ...
-
-
-class HostTime(Protocol):
-    """The time of a store's host; ``runtime.partition.timekeeping.Timekeeper`` documents the methods."""
-
-    @property
-    def max_jump_ms(self) -> int: ...
-    def now_ms(self) -> int: ...
-    def out_of_time(self, ctx: Any, kind: str, store: str, part: str, items: int, last: str) -> None: ...
-    def close(
-        self,
-        ctx: Any,
-        report: Callable[[Any], None],
-        on_close: Callable[..., Any],
-        window: tuple[str, str, bytes, int, int, bytes],
-        policy: Retry | None,
-    ) -> None: ...
 
 
 StorePartT = TypeVar("StorePartT", bound=StorePart)
@@ -361,12 +311,59 @@ class StructuredBytes(JournalledBytes):
         changes = {key: value for key, value in wanted.items() if entries[key] != value}
         return changes | {TIME_KEY: int_codec.encode(time_ms)}  # killed before it, the next run does the rest
 
+    def is_own(self, key: bytes) -> bool:
+        """Check for an entry of the store itself, which belongs to the partition and to none of its keys."""
+        return key.startswith(OWN + b"\x00")
+
+    def row_key(self, key: bytes) -> tuple[str, Any]:
+        """Return the structure of an entry, and its key without the span of a window. Raises ``DecodeError``."""
+        name, part = self._named_part(key)
+        return name, part.row_key(key)
+
+    def closing_place(self, key: bytes) -> bytes | None:
+        """Return the place of an entry among those that are reported one after the other, up to the mark of their
+        structure; ``None``: it is none of them. Raises ``DecodeError``."""
+        return self._named_part(key)[1].closing_place(key)
+
+    def mark_in(self, own: Mapping[bytes, bytes], name: str) -> bytes | None:
+        """Return the mark of a structure in these own entries."""
+        return own.get(mark_of(name))
+
+    def merged_own(
+        self,
+        home: Mapping[bytes, bytes],
+        origins: Sequence[tuple[Mapping[bytes, bytes], Collection[str]]],
+        reported: Mapping[str, Reported],
+    ) -> MergedOwn:
+        """Return the own entries of a partition to which rows of others have come.
+
+        Its time is the latest of theirs, as if all their events had come to one partition. What is not reported yet in
+        one of them is not reported in it. ``home``: its own entries before; ``origins``: those of each partition that
+        its rows come from, itself included, and of which structures they are; ``reported``: by structure."""
+        times = [int_codec.decode(own[TIME_KEY]) for own, _ in origins if TIME_KEY in own]
+        entries = dict(home) | ({TIME_KEY: int_codec.encode(max(times))} if times else {})
+        marks: dict[str, bytes | None] = {}
+        for name, part in self._parts.items():
+            key, (closed, first_open) = mark_of(name), reported.get(name, Reported())
+            found = [own.get(key) for own, names in origins if name in names]
+            if not part.is_timed or not found:
+                continue
+            marks[name] = mark = part.merged_mark([*found, *([] if closed is None else [closed])], first_open)
+            entries.pop(key, None)
+            if mark is not None:
+                entries[key] = mark
+        return MergedOwn(entries, marks)
+
     def decode_key(self, key: bytes) -> Any:
         """Decode a key in the changelog, for tools: (name, key). Raises ``DecodeError``."""
+        name, part = self._named_part(key)
+        return name, part.decode_key(key)
+
+    def _named_part(self, key: bytes) -> tuple[str, StorePart]:
         part = self._part_of(key)
         if part is None:
             raise DecodeError(f"the key is of no structure of {type(self).__name__}")
-        return next(name for name, each in self._parts.items() if each is part), part.decode_key(key)
+        return next(name for name, each in self._parts.items() if each is part), part
 
     def decode_entry(self, key: bytes, value: bytes) -> Any:
         """Decode the value of a key in the changelog, for tools. Raises ``DecodeError``."""

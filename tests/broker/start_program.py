@@ -1,11 +1,12 @@
-"""``kes offsets start``, or ``kes reset``, as a process that is killed at a step: "before" or "after" a call, or
-"within" one, so many milliseconds behind its begin.
+"""``kes offsets start``, or ``kes reset``, as a process that is killed at a step: "before" or "after" a call (the
+first, or the one of a number), or "within" one, so many milliseconds behind its begin.
 
 python start_program.py BOOTSTRAP GROUP TOPIC STEP COMMAND OPTIONS
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from streams import EventSource
 from streams.cli import main
+from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.writing.blocking import BlockingSlot
 from streams.stores.foreign import ForeignRow
@@ -26,18 +28,19 @@ def die() -> None:
 
 
 def die_at(step: str) -> None:
-    """``step``: such as "after hold", or "within commit 2"."""
-    when, name, *ms = step.split()
-    owner: Any = BlockingSlot if hasattr(BlockingSlot, name) else GroupChecks
-    call = getattr(owner, name)
+    """``step``: such as "after hold", "before grow 2", or "within commit 2"."""
+    when, name, *number = step.split()
+    owner: Any = next(each for each in (BlockingSlot, GroupChecks, TopicAdmin) if hasattr(each, name))
+    call, calls = getattr(owner, name), itertools.count(1)
 
     def struck(*arguments: Any) -> Any:
-        if when == "before":
+        is_now = when != "within" and next(calls) == int((*number, 1)[0])
+        if when == "before" and is_now:
             die()
         if when == "within":
-            threading.Timer(float(*ms) / 1000, die).start()
+            threading.Timer(float(*number) / 1000, die).start()
         found = call(*arguments)
-        if when == "after":
+        if when == "after" and is_now:
             die()
         return found
 

@@ -1,5 +1,5 @@
-"""Folders, inputs, durable jobs, a journal, lookups, markers, an outbox, parked keys and snapshots, searched state by
-state: with all its rules each holds, without any one it does not."""
+"""Folders, inputs, durable jobs, a journal, loaded state, lookups, markers, an outbox, parked keys, snapshots, and the
+switch between two sources, searched state by state: with all its rules each holds, without any one it does not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from tests.model import (
     inputs_rules,
     jobs_rules,
     journal_rules,
+    loading_rules,
     lookup_rules,
     marker_rules,
     outbox_rules,
     parking_rules,
     snapshot_rules,
+    switch_back_rules,
+    switch_rules,
+    switch_timers_rules,
 )
 from tests.model.search import search
 
@@ -29,11 +33,19 @@ MODELS: dict[type[Enum], tuple[type[Any], ModuleType, Any]] = {
     inputs_rules.InputsRule: (inputs_rules.InputsModel, inputs_rules, inputs_rules.STANDARD[:1]),
     jobs_rules.JobsRule: (jobs_rules.JobsModel, jobs_rules, jobs_rules.STANDARD),
     journal_rules.JournalRule: (journal_rules.JournalModel, journal_rules, journal_rules.STANDARD),
+    loading_rules.LoadingRule: (loading_rules.LoadingModel, loading_rules, loading_rules.STANDARD),
     lookup_rules.LookupRule: (lookup_rules.LookupModel, lookup_rules, lookup_rules.STANDARD[:1]),
     marker_rules.MarkerRule: (marker_rules.MarkerModel, marker_rules, marker_rules.STANDARD),
     outbox_rules.OutboxRule: (outbox_rules.OutboxModel, outbox_rules, outbox_rules.STANDARD[:1]),
     parking_rules.ParkingRule: (parking_rules.ParkingModel, parking_rules, parking_rules.STANDARD[:1]),
     snapshot_rules.SnapshotRule: (snapshot_rules.SnapshotModel, snapshot_rules, snapshot_rules.STANDARD),
+    switch_back_rules.BackRule: (switch_back_rules.BackModel, switch_back_rules, switch_back_rules.STANDARD),
+    switch_rules.SwitchRule: (switch_rules.SwitchModel, switch_rules, switch_rules.STANDARD[:1]),
+    switch_timers_rules.TimersRule: (
+        switch_timers_rules.TimersModel,
+        switch_timers_rules,
+        switch_timers_rules.STANDARD,
+    ),
 }
 """By the rules of each: its model, the module of its worlds, and those worlds that every change explores."""
 NIGHTLY = {*snapshot_rules.DEEP, *lookup_rules.STANDARD[1:]}
