@@ -251,7 +251,10 @@ def test_a_record_without_an_id_or_with_a_wrong_version_is_an_error(headers: Any
         ({"key": 5}, ConfigError, "the key of a command is a int"),
         ({"key": "k" * 10_241}, ConfigError, "has 10241 characters"),
         ({"key": None}, ConfigError, "the key of a command is a NoneType"),
-        *(({"id": wrong}, ConfigError, "the id of a command is") for wrong in ("", None, 0, b"a", ["a"], "x" * 101)),
+        *(
+            ({"id": wrong}, ConfigError, "the id of a command is")
+            for wrong in ("", None, 0, b"a", ["a"], "x" * 101, "\udc80")
+        ),
         *(({"expected": wrong}, ConfigError, "expected_version is") for wrong in (-1, "1", 1.0, True, 10**18)),
         ({"command": Move("x")}, EncodeError, "cents"),  # type: ignore[arg-type]
     ],
