@@ -137,7 +137,7 @@ def request_of(record: IncomingRecord) -> CommandRequest:
     return CommandRequest(id, None if expected is None else int(expected), content)
 
 
-class Rules(Generic[S]):
+class CommandRules(Generic[S]):
     """The functions of one aggregate: ``decides`` and ``evolves`` by the classes of their commands and events.
     ``initial``: makes the state of a key that has none."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
 
-from streams.core.commands import Rules, content_of
+from streams.core.commands import CommandRules, content_of
 from streams.errors import (
     BrokerUnavailable,
     CommandFailed,
@@ -34,6 +34,8 @@ from streams.stores.table import Table
 
 K = TypeVar("K", str, bytes)
 S = TypeVar("S")
+Key = TypeVar("Key", str, bytes)  # of `of`, which is called on the bare class: pyright wants variables of its own there
+State = TypeVar("State")
 
 MOST_AT_A_TIME: Final = 64
 """Commands that wait for their answers at a time; further ones wait for their turn, before they are sent. Each has a
@@ -67,7 +69,7 @@ class CommandClient(GroupAsker[CommandQuestion, CommandAnswer], Generic[K, S]):
         declared = source._declared.aggregate
         if declared is None:
             raise ConfigError(f"the source of {config.group_id} has no aggregate: it takes no commands")
-        self._rules: Rules[Any] = declared.rules
+        self._rules: CommandRules[Any] = declared.rules
         self._longest = declared.remember.total_seconds() / 2
         self._state: StateReader[K, Versioned[S]] = StateReader.of(source, bootstrap_servers=bootstrap_servers)
         self._room = asyncio.Semaphore(MOST_AT_A_TIME)
@@ -76,11 +78,13 @@ class CommandClient(GroupAsker[CommandQuestion, CommandAnswer], Generic[K, S]):
         self._stack: AsyncExitStack
         self._producer: AsyncEventProducer
 
-    @classmethod
-    def of(cls, source: EventSource[Table[K, Versioned[S]]], *, bootstrap_servers: str = "") -> CommandClient[K, S]:
+    @staticmethod
+    def of(
+        source: EventSource[Table[Key, Versioned[State]]], *, bootstrap_servers: str = ""
+    ) -> CommandClient[Key, State]:
         """Make a client of this source. ``bootstrap_servers``: in place of those of the source. Raises
         ``ConfigError``, also for a source without aggregate."""
-        return cls(source, bootstrap_servers=bootstrap_servers)
+        return CommandClient(source, bootstrap_servers=bootstrap_servers)
 
     async def __aenter__(self) -> Self:
         """Connect."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from streams.core.commands import MOST_EVENTS, Rules, encode_reply, request_of
+from streams.core.commands import MOST_EVENTS, CommandRules, encode_reply, request_of
 from streams.core.router import Router, check_callable
 from streams.core.seen import digest_of
 from streams.errors import ConfigError, RecordError, RegistrationError
@@ -56,7 +56,7 @@ class AggregateRules(Generic[S]):
         self._on_error = on_error
         self.topic = events
         self.remember = remember
-        self.rules: Rules[S] = Rules(partial(copy.deepcopy, initial), type(initial))
+        self.rules: CommandRules[S] = CommandRules(partial(copy.deepcopy, initial), type(initial))
 
     def decide(self, function: Callable[[S, C], Sequence[Any]], /) -> Callable[[S, C], Sequence[Any]]:
         """Register the function that decides about commands of one class, that of its second parameter.
@@ -114,7 +114,7 @@ def _check(what: str, function: Callable[..., Any], *arguments: str) -> None:
         )
 
 
-def _handler(rules: Rules[Any], topic: str, kind: str) -> Callable[[EventContext[Any], Any], None]:
+def _handler(rules: CommandRules[Any], topic: str, kind: str) -> Callable[[EventContext[Any], Any], None]:
     """Make the handler of the commands of one type. Without the declarations: it may travel to other processes."""
 
     def handle(ctx: EventContext[Any], command: Any) -> None:

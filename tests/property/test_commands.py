@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streams.codecs import BytesCodec, codec_for
 from streams.core import commands
-from streams.core.commands import CommandRequest, Rules, content_of, decode_reply, encode_reply, request_of
+from streams.core.commands import CommandRequest, CommandRules, content_of, decode_reply, encode_reply, request_of
 from streams.errors import (
     ConfigError,
     DecodeError,
@@ -72,14 +72,16 @@ def moved(account: Account, event: Moved) -> Account:
     return account
 
 
-def rules(decide: Any = move, evolve: Any = moved) -> Rules[Account]:
-    made: Rules[Account] = Rules(Account, Account)
+def rules(decide: Any = move, evolve: Any = moved) -> CommandRules[Account]:
+    made: CommandRules[Account] = CommandRules(Account, Account)
     made.decides[Move] = decide
     made.evolves[Moved] = evolve
     return made
 
 
-def handled(made: Rules[Account], before: Versioned[Account] | None, command: Any, expected: int | None = None) -> Any:
+def handled(
+    made: CommandRules[Account], before: Versioned[Account] | None, command: Any, expected: int | None = None
+) -> Any:
     codec = VersionedCodec(codec_for(Account))
     data = None if before is None else codec.encode(before)
     read = lambda: None if data is None else codec.decode(data)  # noqa: E731
@@ -289,7 +291,7 @@ def test_bytes_that_are_no_reply_are_refused(kept: bytes) -> None:
 
 def test_an_event_of_a_newer_program_is_no_guess() -> None:
     reply = handled(rules(), None, Move(1)).reply
-    old: Rules[Account] = Rules(Account, Account)
+    old: CommandRules[Account] = CommandRules(Account, Account)
     with pytest.raises(DecodeError, match="Moved"):
         old.done(reply, CONTENT, {}, "w")
 

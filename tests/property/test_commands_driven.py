@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streams import PARK
-from streams.core.commands import Rules, content_of
+from streams.core.commands import CommandRules, content_of
 from streams.errors import IdReused, MembershipLost, NotOwned, Rejected, StreamsError, VersionConflict
 from streams.model.answers import Answer
 from streams.records import IncomingRecord
@@ -48,7 +48,7 @@ class CommandHistory:
         self.driver: TestDriver[Any] = TestDriver(source, members=2, seed=seed, patience=120)
         rules = self.driver._world.command_rules
         assert rules is not None
-        self.rules: Rules[Any] = rules
+        self.rules: CommandRules[Any] = rules
         self.answers: dict[str, list[Any]] = {}
         self.commands: dict[str, set[tuple[str, Move, int | None]]] = {}
         self.wrong: list[str] = []
@@ -204,15 +204,22 @@ SAFEGUARDS: dict[str, tuple[list[tuple[Any, str, str, str]], Callable[[], None]]
         unit.test_a_command_has_an_answer_an_effect_and_numbered_events,
     ),
     "an_id_stands_for_any_command": (
-        [(Rules, "done", "reply.content != content", "False")],
+        [(CommandRules, "done", "reply.content != content", "False")],
         lambda: unit.test_an_id_of_another_command_has_no_effect(Move(6), "ada", None),
     ),
     "evolve_goes_on_from_what_decide_has_left": (
-        [(Rules, "handle", "self.evolved(read(), events)", "self.evolved(before or Versioned(0, state), events)")],
+        [
+            (
+                CommandRules,
+                "handle",
+                "self.evolved(read(), events)",
+                "self.evolved(before or Versioned(0, state), events)",
+            )
+        ],
         unit.test_what_decide_changes_in_its_state_is_lost,
     ),
     "the_version_is_not_compared": (
-        [(Rules, "handle", "request.expected != version", "False")],
+        [(CommandRules, "handle", "request.expected != version", "False")],
         unit.test_a_command_has_an_answer_an_effect_and_numbered_events,
     ),
     "a_command_on_its_way_has_failed": (
