@@ -109,6 +109,16 @@ class HeadTried(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class CommandHandled(msgspec.Struct, frozen=True):
+    """A command had its turn, and its reply is noted: ``done``, ``rejected`` or ``conflict``. It may be undone, and
+    handled again. ``seconds``: since it was sent, by the clocks of both."""
+
+    partition: int
+    type: str
+    outcome: str
+    seconds: float
+
+
 class EventDuplicate(msgspec.Struct, frozen=True):
     """Events of a ``type`` with ``once=`` were passed: others with their ids were handled before. ``offset`` is the
     last one's, ``events`` how many they are."""
@@ -215,6 +225,7 @@ Measurement = (
     | EventFailed
     | OwnMeasured
     | BatchFailed
+    | CommandHandled
     | EventDuplicate
     | HeadTried
     | IdMissing

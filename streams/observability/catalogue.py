@@ -16,6 +16,7 @@ from streams.metrics import (
     BatchFailed,
     CallAbandoned,
     CallbackFailed,
+    CommandHandled,
     DurableJobEnded,
     EventDuplicate,
     EventFailed,
@@ -126,6 +127,8 @@ ONCE_DUPLICATES = _counter(
 ONCE_MISSING = _counter("kes_once_missing", "Events with once= that had no id, and were handled.", ("type",))
 ONCE_FORGOTTEN = _counter("kes_once_forgotten", "Ids that went before their time, for others to have room (once=).")
 BATCHES_FAILED = _counter("kes_failed_batches", "Batches that failed as a whole; their events run one by one.")
+COMMANDS = _counter("kes_commands", "Commands that were handled: done, rejected, conflict.", ("type", "outcome"))
+COMMAND_SECONDS = _histogram("kes_command_seconds", "Time from the sending of a command to its turn.", FAST)
 LATE_ITEMS = _counter("kes_late_items", "Items that came for windows that were closed.", ("store", "window"))
 EXPIRED_EARLY = _counter(
     "kes_expired_early", "Entries that expired before their time by the clock: an event came from the future.",
@@ -299,6 +302,8 @@ def readings(measurement: Measurement) -> list[Sample]:
             return [(HEADS_TRIED, 1, (outcome,))]
         case DurableJobEnded(name, _, outcome):
             return [(JOBS_ENDED, 1, (name, outcome))]
+        case CommandHandled(_, name, outcome, seconds):
+            return [(COMMANDS, 1, (name, outcome)), (COMMAND_SECONDS, seconds, ())]
         case EventDuplicate(_, _, kind, events):
             return [(ONCE_DUPLICATES, events, (kind,))]
         case IdMissing(_, kind, events):

@@ -18,6 +18,7 @@ from streams.statistics import SourceStatistics
 from streams.stores.joined import Joined
 from streams.stores.joined_table import JoinedTable
 from streams.testing.driven_beginnings import DrivenBeginnings
+from streams.testing.driven_commands import DrivenCommands
 from streams.testing.driven_once import DrivenOnce
 from streams.testing.driven_tables import DrivenTable, declared_table
 from streams.testing.driver_base import Unsettled
@@ -40,7 +41,7 @@ START_TIME: Final = 1_700_000_000.0
 """The time of day at which drivers start, in seconds since 1970."""
 
 
-class TestDriver(DrivenBeginnings, DrivenOnce, Generic[StoreT]):
+class TestDriver(DrivenBeginnings, DrivenCommands, DrivenOnce, Generic[StoreT]):
     """Runs an event source over a simulated broker, in virtual time: no waiting, no network, the same run each time.
 
     ``source`` is not started itself; its copies are (same handlers, schedules and store factory, each with an instance
