@@ -1,4 +1,4 @@
-"""What a store of several structures needs of each of them, and of its host."""
+"""Parts of a store of several structures: the interface of each, and that of the store's host."""
 
 from __future__ import annotations
 
