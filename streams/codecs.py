@@ -43,6 +43,9 @@ _DECIMAL: Final = re.compile(rb"[+-]?[0-9]{1,40}")
 """As Go's ``strconv.ParseInt`` reads it; no number of 64 bits needs more digits."""
 
 
+JsonSchema = tuple[dict[str, Any], dict[str, dict[str, Any]]]
+
+
 class BytesCodec:
     """Bytes as they are. ``bytearray`` and ``memoryview`` are refused: they could change after they were stored."""
 
@@ -293,6 +296,12 @@ class _TypedCodec(Generic[T]):
         """Decode the bytes without the type, for upcasters."""
         return _decoded(self._decode_plain, data, "not an older", self._name)
 
+    def json_schema(self, before: str, /) -> JsonSchema:
+        """Return the JSON Schema of the values, and those that it refers to, by name; references are ``before`` and the
+        name. Raises what msgspec or pydantic do for a type that has none."""
+        (schema,), further = msgspec.json.schema_components([self._type], ref_template=before + "{name}")
+        return schema, further
+
     def from_dict(self, plain: dict[str, Any], /) -> T:
         """Make a value of the upcasters' result."""
         return _decoded(lambda it: self._decode(self._encode_plain(it)), plain, "upcasters did not make a", self._name)
@@ -368,6 +377,11 @@ class PydanticCodec(_TypedCodec[T]):
         self._to_plain = adapter.dump_python
         self._encode_plain = plain_json.encode
         self._decode_plain = msgspec.json.Decoder(dict[str, Any]).decode
+        self._schema = adapter.json_schema
+
+    def json_schema(self, before: str, /) -> JsonSchema:
+        schema = self._schema(ref_template=before + "{model}")
+        return schema, schema.pop("$defs", {})
 
 
 class _Checked(Generic[T]):

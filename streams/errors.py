@@ -87,6 +87,11 @@ class EventFailure(StreamsError):
     and attempts; ``__cause__`` is the exception of the handler (or the decoder)."""
 
 
+class PolicyFailed(StreamsError):
+    """The function that is an event's error policy raised, or returned no answer. The source stops; ``__cause__`` is
+    the failure that it was called with."""
+
+
 class HandlerBlocked(StreamsError):
     """A handler has stopped the event loop for longer than ``rebalance_timeout_seconds`` on several owners of its
     partition, one after the other. The event is not tried again; its error policy decides."""

@@ -98,6 +98,11 @@ class EventType(Generic[T]):
         """``encode`` for hot paths, with ``kinds``: see ``shortcuts.Shortcut``; or just ``encode``."""
         self.kinds: Kinds = found.kinds if has_shortcut else ()
 
+    @property
+    def codec(self) -> Codec[T]:
+        """The codec of the present version."""
+        return self._codec
+
     def __repr__(self) -> str:
         return f"EventType({self.name!r}, version={self.version})"
 
@@ -174,9 +179,9 @@ class EventType(Generic[T]):
             )
         try:
             result = upcast(plain)
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:
+        except BaseException as error:  # a cancellation, too, which would end the partition's task
             raise DecodeError(f"{self.name}: the upcaster from version {step} failed: {reason(error)}") from error
         wanted = list if step in self.splits else dict
         if not isinstance(result, wanted):

@@ -1,14 +1,17 @@
-"""Answers of a handler, and what follows when work has failed: retries, and a last word."""
+"""Answers of a handler, and what follows when work has failed: retries, a last word, functions that choose them."""
 
 from __future__ import annotations
 
 import enum
+import inspect
 import random
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from streams.errors import ConfigError
+from streams.records import IncomingRecord
 from streams.sak.backoff import backoff_seconds
 from streams.sak.numbers import is_number, is_whole
 
@@ -130,3 +133,114 @@ DEAD_LETTER: Final = Retry(attempts=1, then=ErrorResponse.DEAD_LETTER)
 """No retry; write the record to the dead-letter topic."""
 PARK: Final = Retry(attempts=1, then=ErrorResponse.PARK)
 """No retry at once; keep the record, and later ones of its key, in a queue of the key, and go on with all others."""
+
+
+WorkOrigin: TypeAlias = Literal["event", "timer", "visit", "window", "job", "interjection"]
+"""Kinds of work that can fail."""
+
+
+class Failed(NamedTuple):
+    """Work that failed, as a policy function gets it.
+
+    ``record``: that of the event; of a timer, a visit, a window or the end of a job one in its shape; ``None`` of an
+    interjection. ``type``: the name of the event type, as far as it is known, else empty; of other work the name of
+    its handler. ``error``: a ``DecodeError`` if the record cannot be read. ``attempts``: made so far, those before a
+    restart included. ``elapsed_seconds``: since the first of them began, as far as this member knows. ``origin``: the
+    kind of work.
+    """
+
+    record: IncomingRecord | None
+    type: str
+    error: BaseException
+    attempts: int
+    elapsed_seconds: float
+    origin: WorkOrigin
+
+
+class PolicyFunction(Protocol):
+    """An error policy that is a plain function of the failure. It is called after each failed attempt."""
+
+    def __call__(self, failed: Failed, /) -> ErrorResponse | Retry: ...
+
+
+ErrorPolicy: TypeAlias = Retry | PolicyFunction
+"""An error policy: a value, or a function that gives one."""
+
+POLICIES: Final = "STOP, SKIP, DEAD_LETTER, PARK, Retry(...), or a plain function of one argument, a Failed"
+"""The error policies, for messages."""
+
+
+def is_policy(value: object) -> bool:
+    """Check for an error policy. Functions are plain: a policy cannot wait for anything."""
+    if isinstance(value, Retry):
+        return True
+    if not callable(value) or isinstance(value, type):
+        return False
+    call = getattr(value, "__call__", None)  # noqa: B004 - an object whose __call__ is async
+    for function in (value, call):
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            return False
+    try:
+        inspect.signature(value, follow_wrapped=False).bind(None)
+    except TypeError:
+        return False
+    except Exception:  # some functions written in C have no signature
+        return True
+    return True
+
+
+def policy_name(policy: object) -> str:
+    """Return ``module.function`` of a policy function; of a value its text. It is the same in each process."""
+    if isinstance(policy, Retry):
+        return str(policy)
+    if isinstance(policy, Adapted):
+        return policy_name(policy.function)
+    named = policy if hasattr(policy, "__qualname__") else type(policy)
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
+
+
+def function_names(*policies: ErrorPolicy | None) -> tuple[str, ...]:
+    """Return the names of the policy functions among these, each once."""
+    return tuple(dict.fromkeys(policy_name(policy) for policy in policies if not isinstance(policy, Retry | None)))
+
+
+def answered(answer: object) -> Retry:
+    """Return the answer of a policy function as a policy. Raises ``TypeError`` if it is none."""
+    if isinstance(answer, ErrorResponse):
+        return Retry(attempts=1, then=answer)
+    if isinstance(answer, Retry):
+        return answer
+    if inspect.iscoroutine(answer):
+        answer.close()  # or a warning would follow: it was never awaited
+    raise TypeError(f"it returned {answer!r}; an error policy returns an ErrorResponse or a Retry")
+
+
+class Adapted:
+    """A policy function whose answers are changed before they hold. ``change`` is a function of a module, so that the
+    policy can travel to another process."""
+
+    def __init__(self, function: PolicyFunction, change: Callable[[Retry], Retry]) -> None:
+        self.function = function
+        self.change = change
+
+    def __call__(self, failed: Failed, /) -> Retry:
+        return self.change(answered(self.function(failed)))
+
+
+def adapted(policy: ErrorPolicy, change: Callable[[Retry], Retry]) -> ErrorPolicy:
+    """Return a policy that is changed so, now or at each answer."""
+    return change(policy) if isinstance(policy, Retry) else Adapted(policy, change)
+
+
+def unparked(policy: ErrorPolicy) -> ErrorPolicy:
+    """Return the policy for work without a key's order: see ``Retry.unparked``."""
+    return adapted(policy, _unparked)
+
+
+def parks(policy: ErrorPolicy | None) -> bool:
+    """Check for a policy that is known to park keys; of a function nothing is known."""
+    return isinstance(policy, Retry) and policy.parks
+
+
+def _unparked(policy: Retry) -> Retry:
+    return policy.unparked

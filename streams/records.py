@@ -121,11 +121,13 @@ class IncomingRecord(msgspec.Struct, gc=False):
 
 class TypedRecord(IncomingRecord, gc=False, kw_only=True):
     """A record with the type that a rule has given it, in our headers. ``value`` is that of the event, which may be a
-    part of the original's. ``reason``: why it has no type; ``is_refused``: it is to be read by no handler at all."""
+    part of the original's. ``reason``: why it has no type; ``is_refused``: it is to be read by no handler at all.
+    ``ending``: what the rule has raised to end the process, which is for the record's turn."""
 
     original: IncomingRecord
     reason: str = ""
     is_refused: bool = False
+    ending: SystemExit | None = None
 
     @property
     def as_received(self) -> IncomingRecord:

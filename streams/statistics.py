@@ -69,6 +69,15 @@ class ParkedStatistics(msgspec.Struct, frozen=True, array_like=True):
     since_ms: int
 
 
+class JobStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """Durable jobs of one partition that have waited for long: ``parked`` of them wait for an operator, and the oldest
+    of all was started at ``since_ms`` (milliseconds since the epoch)."""
+
+    partition: int
+    parked: int
+    since_ms: int
+
+
 class PartitionStatistics(msgspec.Struct, frozen=True):
     """One partition: its state, the next offset to handle, records that wait, and whether it is paused."""
 

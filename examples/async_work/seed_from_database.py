@@ -13,7 +13,6 @@ import sqlite3
 import msgspec
 
 from streams import AsyncJobScheduler, EventContext, EventSource, EventSourceConfig, Table, event_type
-from streams import ExecutionState as Answer
 from streams.settings import SLOW_NETWORK
 
 BALANCES = "balances"
@@ -49,23 +48,23 @@ seeded: set[str] = set()
 
 def opening_balance(event: MoneyMoved) -> int | None:
     """The job, on a thread: reads ahead, while earlier events are still on their way."""
-    if event.account in seeded:
-        return None
+    return None if event.account in seeded else balance_in_database(event.account)
+
+
+def balance_in_database(account: str) -> int:
     with contextlib.closing(sqlite3.connect(f"file:{DATABASE}?mode=ro", uri=True)) as database:
-        row = database.execute("SELECT cents FROM accounts WHERE account = ?", (event.account,)).fetchone()
+        row = database.execute("SELECT cents FROM accounts WHERE account = ?", (account,)).fetchone()
     return 0 if row is None else int(row[0])
 
 
-async def move(ctx: Context, event: MoneyMoved, opening: int | None) -> Answer | None:
+def move(ctx: Context, event: MoneyMoved, opening: int | None) -> None:
     """The finalizer: the store is right; what was read counts only where the store has nothing."""
     balance = ctx.store.get(event.account, opening)
     if balance is None:  # it was in the store once, but that was never committed
-        seeded.discard(event.account)
-        return await openings.schedule(ctx, event)
+        balance = balance_in_database(event.account)
     ctx.store.put(event.account, balance + event.cents)
     ctx.forward(BALANCES, AccountBalance(event.account, balance + event.cents), key=event.account)
     seeded.add(event.account)
-    return None
 
 
 openings = AsyncJobScheduler(source, opening_balance, move, config=SLOW_NETWORK)

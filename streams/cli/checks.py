@@ -25,12 +25,13 @@ from streams.kafka.questions.open_transactions import OpenTransactions
 from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import Security
-from streams.looks.group_live import LiveGroup, parked_text
+from streams.looks.group_live import LiveGroup, jobs_in, jobs_text, parked_text
 from streams.looks.records import Decoder, one_line, shortened
-from streams.outcomes import ErrorResponse
+from streams.outcomes import ErrorResponse, Retry, policy_name
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.ownership.replicas import make_store
+from streams.runtime.partition.decoding import decode_policy
 from streams.runtime.source_topics import SOURCE
 from streams.sak.harmless import harmless
 from streams.sak.murmur2 import partition_of
@@ -252,11 +253,18 @@ def progress(target: Target) -> Iterator[Finding]:
             [record] = source.received(topic, [record])
             ahead += [record] if committed else []
             problem = decoder.content(record).problem
-            if problem and config.decode_policy.then is ErrorResponse.FAIL_CONSUMER:
+            declared = source._declared
+            policy = decode_policy(
+                declared.inputs.specs.get(topic), declared.router.routes, record, config.decode_policy
+            )
+            stops = isinstance(policy, Retry)
+            if problem and (not isinstance(policy, Retry) or policy.then is ErrorResponse.FAIL_CONSUMER):
                 unread = True
-                text = f"the next record of {topic}[{record.partition}] cannot be read, and a start would stop there: "
+                then = "a start would stop there" if stops else f"{policy_name(policy)} decides"
+                text = f"the next record of {topic}[{record.partition}] cannot be read, and {then}: "
                 remedy = f"fix the event class, set decode_policy, or {_skip(target, record)}"
-                yield Finding("progress", PROBLEM, f"{text}{record.where}: {harmless(problem)[:200]}", remedy)
+                found = f"{text}{record.where}: {harmless(problem)[:200]}"
+                yield Finding("progress", PROBLEM if stops else WARNING, found, remedy)
     if ahead and not view.members:
         places = ", ".join(record.where for record in ahead[:5]) + (", ..." if len(ahead) > 5 else "")
         text = f"no member is running, and records are waiting ({left:,}); the next start continues at {places}"
@@ -288,7 +296,7 @@ def _next_records(target: Target, topic: str, committed: Mapping[int, int]) -> I
 
 
 def parked(target: Target) -> Iterator[Finding]:
-    """The parked keys of the running members: neither position nor lag tells of them."""
+    """The parked keys, and parked and old jobs, of the running members: neither position nor lag tells of them."""
     config = target.config
     assert config is not None
     with LiveGroup(config, "kes-doctor") as group:
@@ -299,6 +307,10 @@ def parked(target: Target) -> Iterator[Finding]:
         yield Finding("parked", UNKNOWN, "; ".join(problems), f"kes parked list {target.name}")
     elif view.members:
         yield Finding("parked", OK, "no key is parked, as members report it")
+    if text := jobs_text(live, time.time()):
+        is_parked = any(each.parked for each in jobs_in(live))  # an old one may have been meant to begin late
+        command = f"kes jobs list {target.name}"
+        yield Finding("jobs", WARNING, text, f"{command} --parked") if is_parked else Finding("jobs", OK, text, command)
 
 
 def transactions(target: Target) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from streams.kafka.questions.group_view import GroupView, MemberView
 from streams.kafka.wire.group_bytes import ranges
 from streams.looks.figures import duration
 from streams.looks.group_folders import on_disk
-from streams.looks.group_live import Live, parked_text, rebalances
+from streams.looks.group_live import Live, rebalances, waiting_texts
 from streams.looks.group_picture import (
     PartitionRow,
     Picture,
@@ -40,8 +40,7 @@ def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
     rows = partition_rows(picture)
     if rows:
         parts.append(partition_table(rows))
-    if parked := parked_text(picture.live, now):
-        parts.append(_cell(parked, "yellow"))
+    parts += [_cell(text, "yellow") for text in waiting_texts(picture.live, now)]
     for entry in rebalances(picture.live, names(picture.view)):
         parts.append(_cell(f"generation {entry.generation} at {_clock(entry.at_ms)}: {entry.cause}"))
     parts += [_cell(note, "yellow") for note in picture.notes]

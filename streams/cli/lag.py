@@ -24,7 +24,7 @@ from streams.kafka.questions.admin import standing
 from streams.kafka.questions.lags import PartitionLag
 from streams.looks.addresses import brokers
 from streams.looks.figures import duration
-from streams.looks.group_live import Live, LiveGroup, parked_in, parked_text
+from streams.looks.group_live import Live, LiveGroup, jobs_in, parked_in, waiting_texts
 from streams.model.topics import unread
 
 app = typer.Typer()
@@ -102,6 +102,7 @@ class GroupLag(NamedTuple):
             "partitions": [msgspec.structs.asdict(entry) for entry in self.partitions],
             "unread_partitions": [entry.partition for entry in self.partitions if self.is_unread(entry)],
             "parked": [msgspec.structs.asdict(each) for each in parked_in(self.live or {})],
+            "jobs": [msgspec.structs.asdict(each) for each in jobs_in(self.live or {})],
         }
         if self.speed is not None:
             found["committed_per_second"], found["arriving_per_second"], found["seconds_left"] = self.speed
@@ -118,16 +119,17 @@ class GroupLag(NamedTuple):
                 words.append("not getting nearer")
             elif self.speed.seconds_left > 0:
                 words.append(f"{duration(self.speed.seconds_left)} left")
-        return "; ".join(filter(None, (", ".join(words), self.parked())))
+        return "; ".join(filter(None, (", ".join(words), *self.waiting())))
 
-    def parked(self) -> str:
-        """The parked keys that members report, which no lag tells of; empty: none."""
-        return f"parked keys: {self.problem}" if self.problem else parked_text(self.live or {}, time.time())
+    def waiting(self) -> list[str]:
+        """The parked keys, and parked and old jobs, that members report, which no lag tells of."""
+        problem = f"parked keys and jobs: {self.problem}"
+        return [problem] if self.problem else waiting_texts(self.live or {}, time.time())
 
     def answer(self) -> RenderableType:
         """The answer for people."""
-        parked = self.parked()
-        return Group(self.table(), Text(parked, "yellow")) if parked else self.table()
+        waiting = [Text(text, "yellow") for text in self.waiting()]
+        return Group(self.table(), *waiting) if waiting else self.table()
 
     def table(self) -> Table:
         """A row per partition, and the sum."""

@@ -1,36 +1,41 @@
 """``kes parked``: the keys of an event source whose events wait, and an operator's acts on their queues.
 
-What waits is read from the owners where members run and answer, else from the changelog. An act names the head that the
-operator has seen. Where members run, the owner carries it out, in the order of its partition; where all are stopped it
-is a transaction as that of ``kes skip``, whose steps say why it is exactly once.
+An act names the head that the operator has seen.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
-import msgspec
 import typer
 from rich.text import Text
 
-from streams.cli.cluster import Json, Servers, SourceName, Timeout, config_at, named_source
-from streams.cli.console import complain, emit, notices
-from streams.cli.skip import position_of, slot_of
+from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
+from streams.cli.console import emit
+from streams.cli.operating import (
+    OWNERS_SECONDS,
+    Act,
+    Entries,
+    PartitionOption,
+    Rows,
+    Selection,
+    about,
+    found_of,
+    kept_of,
+    of_owners,
+    operate,
+)
 from streams.cli.state_files import rows_table
-from streams.cli.state_sources import Parked, parked_of, state_of
-from streams.cli.state_writing import Changes, StoppedPartition, Yes, stopped_source
-from streams.core.parking import NEVER_MS, PREFIX, ParkedKeys, Queue, queue_name
+from streams.cli.state_sources import parked_of
+from streams.cli.state_writing import Changes, Yes, stopped_source
+from streams.core.parking import NEVER_MS, PREFIX, queue_name
 from streams.core.parking_rules import Action, Seen, acted
-from streams.core.timers import Timer
-from streams.errors import ConfigError, OffsetError, StoreError, StreamsError
-from streams.kafka.questions.group_checks import GroupChecks
+from streams.errors import StoreError
 from streams.looks.records import Decoder, one_line, plain_text, shortened, shown_time
 from streams.runtime.changelog import encode_timer, timer_key
+from streams.runtime.partition.dead_letters import DeadLetter
 from streams.runtime.partition.parking_acts import as_parked_record, letters
 from streams.runtime.queries.parked import ParkedEvent, ParkedQueue, events_of
 from streams.sak.harmless import harmless
@@ -40,7 +45,6 @@ from streams.source.event_source import EventSource
 if TYPE_CHECKING:
     from streams.queries.operating import ParkedClient  # of the extra for queries
 
-T = TypeVar("T")
 app = typer.Typer(help="Manage parked keys: list, show, retry, skip-head, drop.", no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(metavar="[KEY]", help="The key, as text.")]
@@ -49,14 +53,77 @@ QueueOption = Annotated[
     str, typer.Option("--queue", metavar="H", help="The queue, as `list` shows it, instead of KEY: of a null key.")
 ]
 AsLetters = Annotated[bool, typer.Option("--dead-letter", help="Write what goes to the dead-letter topic.")]
-Rows = list[dict[str, Any]]
-Confirm = Callable[[Rows], None]
-OWNERS_SECONDS: Final = 5.0
-"""Owners answer in so many seconds, or the changelog does."""
 SHOWN: Final = 10
 """Events of a queue that are shown."""
-_NOT_PARKED: Final = "this key is not parked (any more): see kes parked list"
-PartitionOption = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")]
+
+
+class ChosenQueues(Selection[ParkedQueue]):
+    """Parked keys: all of them, or that of one queue, by its name."""
+
+    command: ClassVar[str] = "kes parked"
+    noun: ClassVar[str] = "queue"
+    absent: ClassVar[str] = "this key is not parked (any more): see kes parked list"
+
+    def __init__(
+        self,
+        source: EventSource[Any],
+        action: Action | str = "list",
+        queue: str = "",
+        *,
+        as_letters: bool = False,
+        partition: int | None = None,
+    ) -> None:
+        super().__init__(source, action, is_one=bool(queue), partition=partition)
+        self._queue = queue
+        self.as_letters = as_letters
+        self.only = {"queue": queue.removeprefix(PREFIX)} if queue else {}
+        self.more = {"as_letters": as_letters}
+
+    def client(self, config: EventSourceConfig) -> ParkedClient:
+        from streams.queries.operating import ParkedClient
+
+        return ParkedClient(config)
+
+    def chosen(self, number: int, entries: Entries) -> list[ParkedQueue]:
+        by_name = parked_of(number, entries).keys.by_name
+        found = [queue for queue in by_name.values() if self._queue in ("", queue.name)]
+        return [ParkedQueue.of(queue) for queue in sorted(found, key=lambda each: each.state.since_ms)]
+
+    def changes(
+        self, config: EventSourceConfig, number: int, entries: Entries, chosen: list[ParkedQueue], limit: int
+    ) -> Act:
+        keys, timers = parked_of(number, entries)
+        changes, gone, now_ms = Changes(), list[DeadLetter](), int(time.time() * 1000)
+
+        def due_of(name: str) -> int | None:
+            return timers[name].due_ms if name in timers else None
+
+        for queue in chosen:
+            seen, action = Seen(PREFIX + queue.queue, queue.head, queue.next), self.action
+            done = acted(keys, seen, action, now_ms, due_of)  # type: ignore[arg-type]
+            assert done is not None  # it was read just now
+            changes |= {
+                timer_key(name): None if timer is None else encode_timer(timer) for name, timer in done[0].items()
+            }
+            if self.as_letters:
+                gone += letters(config, number, done[1], timers.get, queue.error, now_ms, limit)
+        return Act(changes, gone, is_whole=True)
+
+    @property
+    def question(self) -> str:
+        kept = ", as dead letters" if self.as_letters else ""
+        what = {"retry": "are tried at once", "skip-head": f"lose their first event{kept}", "drop": f"go{kept}"}
+        return what[self.action]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"dead_letters": self.as_letters}
+
+    def row(self, number: int, entry: ParkedQueue) -> dict[str, Any]:
+        return _row(number, entry)
+
+    def table(self, rows: Rows) -> Any:
+        return _table(rows)
 
 
 class Asked(NamedTuple):
@@ -83,28 +150,19 @@ class Asked(NamedTuple):
             raise typer.BadParameter(f"{self.key!r} is not in hexadecimal digits", param_hint="KEY") from error
 
 
-def _about_one(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of ``Asked``, which is its first argument, beside its own."""
+def _asked(
+    source: SourceName,
+    key: Key = "",
+    hex_: Hex = False,
+    queue: QueueOption = "",
+    bootstrap_servers: Servers = "",
+    timeout: Timeout = 30.0,
+    json: Json = False,
+) -> Asked:
+    return Asked(source, key, hex_, queue, bootstrap_servers, timeout, json)
 
-    def command(
-        source: SourceName,
-        key: Key = "",
-        hex_: Hex = False,
-        queue: QueueOption = "",
-        bootstrap_servers: Servers = "",
-        timeout: Timeout = 30.0,
-        json: Json = False,
-        **own: Any,
-    ) -> None:
-        function(Asked(source, key, hex_, queue, bootstrap_servers, timeout, json), **own)
 
-    # typer reads names, types and order from here.
-    *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
-    _, *own = inspect.signature(function, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in (*shared, *own)}
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    return command
+_about_one = about(_asked)
 
 
 @app.command("list")
@@ -121,15 +179,8 @@ def list_(
 
     Exit codes: 0 no key is parked; 1 some are, or no broker answers; 2 wrong usage.
     """
-    program = named_source(source)
-
-    async def asked(client: ParkedClient) -> Rows:
-        return [_row(number, each) for number, each in await client.find("", OWNERS_SECONDS, partition)]
-
-    rows = _of_owners(config_at(bootstrap_servers, program), timeout, asked)
-    if rows is None:
-        found = _read(program, bootstrap_servers, timeout, partition)
-        rows = [_row(number, ParkedQueue.of(queue)) for number, _, queue in _all(found)]
+    queues = ChosenQueues(named_source(source), partition=partition)
+    rows = queues.rows(found_of(queues, bootstrap_servers, timeout))
     emit({"parked": rows}, json, lambda: _table(rows))
     raise typer.Exit(bool(rows))
 
@@ -141,23 +192,28 @@ def show(
 ) -> None:
     """Show the events of a parked key, as the source would read them.
 
-    Read as for `kes parked list`.
+    Read as for `kes parked list`. If the owner answers, and has tried the first event itself, its stack trace is shown,
+    too.
 
     Exit codes: 0 shown; 1 the key is not parked, or no broker answers; 2 wrong usage.
     """
-    program, name = named_source(asked.source), asked.name
-    most = None if all_ else SHOWN
+    program = named_source(asked.source)
+    queues, most = ChosenQueues(program, queue=asked.name), None if all_ else SHOWN
 
-    async def of_owner(client: ParkedClient) -> tuple[int, ParkedQueue, list[ParkedEvent]] | None:
-        for number, queue in await client.find(name.removeprefix(PREFIX), OWNERS_SECONDS):
-            return number, queue, await client.events(number, queue, OWNERS_SECONDS, most)
-        return None
+    async def of_owner(client: ParkedClient) -> list[tuple[int, ParkedQueue, list[ParkedEvent]]]:
+        there = await client.find(OWNERS_SECONDS, **queues.only)
+        return [(number, queue, await client.events(number, queue, OWNERS_SECONDS, most)) for number, queue in there]
 
-    found = _of_owners(config_at(asked.servers, program), asked.timeout, of_owner)
+    found = of_owners(queues, asked.servers, asked.timeout, of_owner)
     if found is None:
-        number, parked, chosen = _chosen(_read(program, asked.servers, asked.timeout), name)
-        found = number, ParkedQueue.of(chosen), events_of(chosen, parked.timers.get)[:most]
-    number, queue, waiting = found
+        found = []
+        for number, entries in kept_of(queues, asked.servers, asked.timeout).items():
+            keys, timers = parked_of(number, entries)
+            for queue in queues.chosen(number, entries):
+                found.append((number, queue, events_of(keys.by_name[PREFIX + queue.queue], timers.get)[:most]))
+    if not found:
+        raise StoreError(queues.absent)
+    number, queue, waiting = found[0]
     decoder, events = Decoder(program), list[dict[str, Any]]()
     for event in waiting:
         queued = event.queued
@@ -169,8 +225,11 @@ def show(
             content = decoder.content(record)
             facts |= {"origin": record.where, "type": content.type, "value": content.value, "problem": content.problem}
         events.append(facts)
-    row = _row(number, queue)
-    lines = [f"{name}: {harmless(str(value))}" for name, value in row.items() if value not in ("", None)]
+    row = _row(number, queue) | {"trace": queue.trace}
+    lines = [
+        f"{name}: {harmless(str(value))}" for name, value in row.items() if value not in ("", None) and name != "trace"
+    ]
+    lines += [f"    {harmless(line)}" for line in queue.trace.splitlines()]
     lines += [shortened(one_line(facts), 500) for facts in events]
     emit(row | {"events_shown": events}, asked.json, lambda: Text("\n".join(lines)))
 
@@ -194,14 +253,14 @@ def retry(
     """
     if all_ and (asked.key or asked.queue):
         raise typer.BadParameter("choose KEY or --all")
-    _operate(ParkedAct("retry"), asked, "" if all_ else asked.name, yes=yes)
+    _act("retry", asked, "" if all_ else asked.name, yes=yes)
 
 
 def _letting_go(action: Action, about: str) -> None:
     """Add a command that lets events go."""
 
     def command(asked: Asked, as_letters: AsLetters = False, yes: Yes = False) -> None:
-        _operate(ParkedAct(action, as_letters), asked, asked.name, yes=yes)
+        _act(action, asked, asked.name, as_letters=as_letters, yes=yes)
 
     about += "\n\nMembers may be running, and exit codes are, as for `kes parked retry`."
     app.command(action, help=about)(_about_one(command))
@@ -211,46 +270,10 @@ _letting_go("skip-head", "Let the first event of a parked key go; the rest goes 
 _letting_go("drop", "Let all events of a parked key go.")
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def _read(source: EventSource[Any], servers: str, timeout: float, partition: int | None = None) -> dict[int, Parked]:
-    states = state_of(source, "changelog", servers, timeout, None if partition is None else [partition])
-    return {number: parked_of(number, state.entries) for number, state in states.items()}
-
-
-def _of_owners(
-    config: EventSourceConfig, timeout: float, ask: Callable[[ParkedClient], Awaitable[T | None]]
-) -> T | None:
-    """Return what the owners answer. ``None``: there are none to ask, or one does not answer."""
-    with GroupChecks(config, seconds=timeout) as checks:
-        if not checks.described(config.group_id).members or not config.queries.secret_file:
-            return None
-    try:
-        from streams.queries.operating import ParkedClient
-    except ModuleNotFoundError:  # without the extra for queries
-        return None
-
-    async def asked() -> T | None:
-        async with ParkedClient(config) as client:
-            return await ask(client)
-
-    try:
-        return asyncio.run(asked())
-    except StreamsError as error:  # members of an older release refuse what they do not know
-        complain(f"read from the changelog: {error}")
-        return None
-
-
-def _chosen(found: Mapping[int, Parked], name: str) -> tuple[int, Parked, Queue]:
-    for number, parked in found.items():
-        if (queue := parked.keys.by_name.get(name)) is not None:
-            return number, parked, queue
-    raise StoreError(_NOT_PARKED)
-
-
-def _by_age(keys: ParkedKeys) -> list[Queue]:
-    return sorted(keys.by_name.values(), key=lambda queue: queue.state.since_ms)
+def _act(action: Action, asked: Asked, queue: str, *, as_letters: bool = False, yes: bool) -> None:
+    source = stopped_source(asked.source, json=asked.json, yes=yes)
+    queues = ChosenQueues(source, action, queue, as_letters=as_letters)
+    operate(queues, asked.servers, asked.timeout, json=asked.json, yes=yes)
 
 
 def _row(number: int, queue: ParkedQueue) -> dict[str, Any]:
@@ -283,120 +306,3 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     ]
     names = ("partition", "key", "queue", "events", "bytes", "since", "attempts", "next retry", "error")
     return rows_table(shown, *names)
-
-
-# -- acts --------------------------------------------------------------------------------------------------------------
-
-
-class ParkedAct(NamedTuple):
-    """An act that an operator has typed."""
-
-    action: Action
-    as_letters: bool = False
-
-    def confirm(self, rows: list[dict[str, Any]]) -> None:
-        """Show the queues, and ask. Raises ``Abort``."""
-        notices().print(_table(rows))
-        kept = ", as dead letters" if self.as_letters else ""
-        what = {"retry": "are tried at once", "skip-head": f"lose their first event{kept}", "drop": f"go{kept}"}
-        typer.confirm(f"These queues {what[self.action]}. Continue?", abort=True, err=True)
-
-
-def _operate(wanted: ParkedAct, asked: Asked, queue: str, *, yes: bool) -> None:
-    """Act on one queue, or on all of them (no ``queue``): by the members that run, or in their place."""
-    servers, timeout, json = asked.servers, asked.timeout, asked.json
-    source = stopped_source(asked.source, json=json, yes=yes)
-    config = config_at(servers, source)
-    confirm = (lambda rows: None) if yes else wanted.confirm
-    with GroupChecks(config, seconds=timeout) as checks:
-        if checks.described(config.group_id).members:
-            rows = _by_owners(config, wanted, queue.removeprefix(PREFIX), timeout, confirm)
-        else:
-            rows = _on_stopped(source, config, checks, wanted, queue, servers, timeout, confirm)
-    emit({"action": wanted.action, "dead_letters": wanted.as_letters, "queues": rows}, json, lambda: _table(rows))
-
-
-def _by_owners(config: EventSourceConfig, wanted: ParkedAct, queue: str, timeout: float, confirm: Confirm) -> Rows:
-    if not config.queries.secret_file:
-        raise OffsetError(
-            f"group {config.group_id} has members that run: stop them all first, or let them act: QueryConfig.operate "
-            "and secret_file, and kes run --queries"
-        )
-    try:
-        from streams.queries.operating import ParkedClient, refuse_undone
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"acts of running members: {error}") from None
-
-    async def find() -> list[tuple[int, ParkedQueue]]:
-        async with ParkedClient(config) as client:
-            return await client.find(queue, timeout)
-
-    async def act(found: list[tuple[int, ParkedQueue]]) -> frozenset[str]:
-        async with ParkedClient(config) as client:
-            done = frozenset[str]()
-            for number in sorted({number for number, _ in found}):
-                there = [each.named for at, each in found if at == number]
-                done |= await client.act(
-                    number, wanted.action, there, as_letters=wanted.as_letters, timeout_seconds=timeout
-                )
-            return done
-
-    found = asyncio.run(find())
-    if queue and not found:
-        raise StoreError(_NOT_PARKED)
-    if found:
-        confirm([_row(number, each) for number, each in found])
-    done = asyncio.run(act(found))
-    if queue:
-        refuse_undone(done, found[0][1])
-    return [_row(number, each) for number, each in found if each.queue in done]
-
-
-def _on_stopped(
-    source: EventSource[Any],
-    config: EventSourceConfig,
-    checks: GroupChecks,
-    wanted: ParkedAct,
-    queue: str,
-    servers: str,
-    timeout: float,
-    confirm: Confirm,
-) -> Rows:
-    checks.refuse_if_alive()
-    everything = list(range(config.num_partitions))
-    committed = checks.committed(everything)
-    before = {number: position_of(config, checks, config.topic, number, committed[number]) for number in everything}
-    found = _read(source, servers, timeout)
-    chosen = _all(found) if not queue else [_chosen(found, queue)]
-    rows = [_row(number, ParkedQueue.of(each)) for number, _, each in chosen]
-    if rows:
-        confirm(rows)
-    limit = source.program().message_limit
-    with slot_of(config, "kes-parked", timeout) as slot:
-        for number in sorted({number for number, _, _ in chosen}):
-            changes, gone, now_ms = Changes(), list[Any](), int(time.time() * 1000)
-            for _, parked, each in (one for one in chosen if one[0] == number):
-                timers = parked.timers
-
-                def due_of(name: str, timers: dict[str, Timer] = timers) -> int | None:
-                    return timers[name].due_ms if name in timers else None
-
-                done = acted(
-                    parked.keys, Seen(each.name, each.state.head, each.state.next), wanted.action, now_ms, due_of
-                )
-                assert done is not None  # it was read just now
-                changes |= {
-                    timer_key(changed): None if timer is None else encode_timer(timer)
-                    for changed, timer in done[0].items()
-                }
-                if wanted.as_letters:
-                    gone += letters(config, number, done[1], timers.get, each.state.error, now_ms, limit)
-            position = before[number]
-            carried = msgspec.UNSET if position.record is None else position.record.inputs
-            writer = StoppedPartition(config, checks, slot, number, committed[number])
-            writer.write_whole(position, changes, carried, gone)
-    return rows
-
-
-def _all(found: Mapping[int, Parked]) -> list[tuple[int, Parked, Queue]]:
-    return [(number, parked, queue) for number, parked in sorted(found.items()) for queue in _by_age(parked.keys)]

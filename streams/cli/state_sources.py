@@ -152,10 +152,10 @@ def parked_of(number: int, entries: Mapping[bytes, bytes]) -> Parked:
     return Parked(keys, timers)
 
 
-def check_jobs(number: int, entries: Mapping[bytes, bytes]) -> None:
-    """Raise ``OffsetError`` for a state whose durable jobs a start would refuse."""
+def jobs_of(number: int, entries: Mapping[bytes, bytes]) -> Jobs:
+    """Return the durable jobs in a state. Raises ``OffsetError`` for one that a start would refuse."""
     try:
-        Jobs(timer for name, timer in _timers_of(number, entries).items() if is_job(name))
+        return Jobs(timer for name, timer in _timers_of(number, entries).items() if is_job(name))
     except BrokenJob as error:
         raise OffsetError(f"partition {number}: {error}") from error
 

@@ -24,7 +24,7 @@ from streams.cli.cluster import Json, Servers, SourceName, Timeout, config_at, n
 from streams.cli.console import complain, emit, notices, print_whole
 from streams.cli.skip import Position, offset_record, position_of, slot_of
 from streams.cli.state_files import Partition, rows_table
-from streams.cli.state_sources import JOB_NUMBERS, StateAt, check_jobs, from_export, next_job_of, parked_of, state_of
+from streams.cli.state_sources import JOB_NUMBERS, StateAt, from_export, jobs_of, next_job_of, parked_of, state_of
 from streams.cli.tail import time_of
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.errors import ConfigError, DecodeError, OffsetError, StoreError
@@ -94,7 +94,7 @@ def import_(
             check_entry(store, file, number, key, value)
         try:
             parked_of(number, state.entries)
-            check_jobs(number, state.entries)
+            jobs_of(number, state.entries)
         except OffsetError as error:  # a start would refuse it
             raise StoreError(f"{file}: {error}") from error
     store.revoked()

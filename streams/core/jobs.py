@@ -42,10 +42,12 @@ JobAction: TypeAlias = Literal["retry", "cancel"]
 
 
 class SeenJob(NamedTuple):
-    """A job as an operator has seen it: a request that is repeated is for no other job of its name."""
+    """A job as an operator has seen it: a request that is repeated is for no other job of its name. A retry counts its
+    time anew, so ``since_ms`` tells a retry that is repeated."""
 
     name: str
     number: int
+    since_ms: int
 
 
 class BrokenJob(ValueError):
@@ -73,6 +75,8 @@ class JobState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class JobRecord(Timer, frozen=True, kw_only=True):
     """The record of a job, as a timer that is due when the job is to begin."""
+
+    kind = "job"
 
     state: JobState
 
@@ -248,9 +252,12 @@ class Jobs:
         return changed, behind
 
     def acted(self, seen: SeenJob, action: JobAction, now_ms: int) -> JobRecord | None:
-        """Return the record that carries out an operator's act. ``None``: the job is over, or another one by now."""
+        """Return the record that carries out an operator's act. ``None``: the job is over, or cancelled, or another one
+        by now, or a retry has been carried out."""
         record = self.by_name.get(seen.name)
-        if record is None or record.state.number != seen.number:
+        if record is None or record.state.number != seen.number or record.state.cancelled:
+            return None
+        if action == "retry" and record.state.since_ms != seen.since_ms:
             return None
         if action == "cancel":  # its ``on_failure`` hears of it, at its turn
             return record.changed(now_ms, cancelled=True, noted="")

@@ -30,11 +30,13 @@ _FIRST_VISIT: Final = -2 - (1 << 8 * _HASH_BYTES)
 _FIRST_PARKED: Final = _FIRST_VISIT - (1 << 8 * _HASH_BYTES)
 
 
-def timer_origin(due_ms: int, name: str) -> Origin:
+def timer_origin(due_ms: int, name: str, by: Origin = 0) -> Origin:
     """Return the origin of a timer's event: the same after a restart, another one once the timer is set for another
-    time."""
-    # With the time: a timer that is set again under its name is another event, with attempts of its own.
-    digest = hashlib.blake2b(f"{due_ms} {name}".encode(), digest_size=_HASH_BYTES).digest()
+    time, or by another event."""
+    # With the time and what has set it: a timer that is set again under its name is another event, with attempts and
+    # CloudEvents of its own.
+    text = f"{due_ms} {name} {by}" if by else f"{due_ms} {name}"
+    digest = hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).digest()
     return -2 - int.from_bytes(digest)
 
 

@@ -69,17 +69,21 @@ FINAL: Final = (DecodeError, RecordRefused, TimeJump, HandlerBlocked)
 _BY_RESPONSE: Final[dict[ErrorResponse, Decision]] = {response: Decision(response.value) for response in ErrorResponse}
 
 
+def demands_stop(error: BaseException) -> bool:
+    """Check for an answer that stops the source whatever the policy is: ``FATAL``, or what is no answer at all."""
+    return isinstance(error, Answered) and error.answer is not ExecutionState.FAIL
+
+
 def apply_error_policy(failure: Failure, policy: Retry) -> Decision:
     """Decide what becomes of failed work. The wait before a retry is ``Retry.pause_seconds``."""
     error, work = failure.error, failure.work
-    # FATAL, or what is no answer at all: the handler itself demands the stop.
-    demands_stop = isinstance(error, Answered) and error.answer is not ExecutionState.FAIL
-    is_final = failure.is_final or demands_stop or isinstance(error, FINAL) or not isinstance(error, Exception)
+    must_stop = demands_stop(error)
+    is_final = failure.is_final or must_stop or isinstance(error, FINAL) or not isinstance(error, Exception)
     if not is_final and work is not WorkKind.INTERJECTION:  # the next run of an interjection is its next attempt
         reason = error.__cause__ if isinstance(error, Answered) and error.__cause__ is not None else error
         if policy.allows(failure.attempts, reason, failure.elapsed_seconds):
             return Decision.RETRY
-    decision = Decision.STOP if demands_stop else _BY_RESPONSE[policy.then]
+    decision = Decision.STOP if must_stop else _BY_RESPONSE[policy.then]
     if work is WorkKind.INTERJECTION and decision in (Decision.DEAD_LETTER, Decision.PARK):
         return Decision.SKIP  # it has no record that a letter could carry, and no key
     if work is WorkKind.VIEW and decision is not Decision.SKIP:

@@ -13,7 +13,7 @@ from streams.formats.cloudevents import CloudEvents
 from streams.model.own_metrics import OwnMetric
 from streams.model.topics import TypesRecords
 from streams.model.tracing import Tracer
-from streams.outcomes import Retry
+from streams.outcomes import POLICIES, ErrorPolicy, Retry, is_policy
 from streams.records import TYPE_HEADER, VERSION_HEADER, ReceivedHeaders
 from streams.sak.users_code import calling_location, location_of
 from streams.settings.once import OnceBounds
@@ -54,7 +54,8 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
 class Route:
     """An event type's handler and policy. ``wire_version`` is the version header that needs no upcasting. ``ahead``
     (``async_work.async_stage.Ahead``): the stage that does the work of these events ahead of their turn. ``kind``
-    (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain. ``once``
+    (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain. ``decode_policy``:
+    of records of the type that cannot be read; ``None``: that of the source. ``once``
     (``runtime.partition.once.OnceRule``): the ids of events that are handled once. ``users``: the user's function that
     a handler of ours calls, which dead letters and queues name."""
 
@@ -62,10 +63,12 @@ class Route:
         "ahead",
         "bare_decode",
         "decode",
+        "decode_policy",
         "event_type",
         "handler",
         "is_async",
         "is_blocking",
+        "is_timed",
         "kind",
         "name",
         "once",
@@ -83,20 +86,19 @@ class Route:
         handler: Callable[..., Any],
         *,
         blocking: bool,
-        policy: Retry,
+        policy: ErrorPolicy,
         ahead: Any = None,
         kind: Any = None,
+        decode_policy: ErrorPolicy | None = None,
         once: Any = None,
     ) -> None:
         check_callable(f"the handler of {name}", handler)
         what = f"the handler of {name}{location_of(handler)}"
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
             raise RegistrationError(f"{what} has a yield, so a call would run nothing of it; use ctx.forward to send")
-        if not isinstance(policy, Retry):
-            raise RegistrationError(
-                f"{what}: on_error is {policy!r}; it must be an error policy: STOP, SKIP, DEAD_LETTER, PARK or "
-                "Retry(...)"
-            )
+        for option, given in (("on_error", policy), ("on_decode_error", decode_policy)):
+            if not (is_policy(given) or (given is None and given is decode_policy)):
+                raise RegistrationError(f"{what}: {option} is {given!r}; it must be an error policy: {POLICIES}")
         self.name = name
         self.event_type = event_type
         self.handler = handler
@@ -115,6 +117,8 @@ class Route:
         self.once = once
         self.plain = not self.is_async and not blocking and ahead is None and kind is None and once is None
         self.policy = policy
+        self.decode_policy = decode_policy
+        self.is_timed = not isinstance(policy, Retry) or policy.timeout_seconds is not None
         self.users: Callable[..., Any] | None = None
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
@@ -133,7 +137,7 @@ class Route:
         handler = found if hasattr(found, "__qualname__") else type(found)
         return f"{handler.__module__}.{handler.__qualname__}"
 
-    def with_policy(self, policy: Retry) -> Route:
+    def with_policy(self, policy: ErrorPolicy) -> Route:
         made, arguments = self.__reduce__()
         return made(*arguments, policy=policy).named(self.users)
 
@@ -145,7 +149,13 @@ class Route:
     def __reduce__(self) -> tuple[Callable[..., Route], tuple[Any, ...]]:
         """Pickle the arguments only: another process builds its own decoders, which cannot be pickled."""
         made = partial(
-            Route, blocking=self.is_blocking, policy=self.policy, ahead=self.ahead, kind=self.kind, once=self.once
+            Route,
+            blocking=self.is_blocking,
+            policy=self.policy,
+            ahead=self.ahead,
+            kind=self.kind,
+            once=self.once,
+            decode_policy=self.decode_policy,
         )
         return made, (self.name, self.event_type, self.handler)
 

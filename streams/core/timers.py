@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from streams.core.origin import Origin, timer_origin
 from streams.model.tracing import Carrier
+from streams.outcomes import WorkOrigin
 
 _SLACK: Final = 64
 """Outdated entries of the heap that are not worth building it anew, however few timers there are."""
@@ -23,7 +24,9 @@ _SLACK: Final = 64
 class Timer(msgspec.Struct, frozen=True):
     """One durable timer of a partition: at ``due_ms`` (milliseconds since the epoch) the event in ``value`` is given to
     the handler of its ``type``. ``key`` is what an input record's key would be; ``version`` is the event type's.
-    ``trace``: of the event that has set it."""
+    ``trace``: of the event that has set it; ``by``: that event's origin (0: not known)."""
+
+    kind: ClassVar[WorkOrigin] = "timer"
 
     name: str
     due_ms: int
@@ -32,6 +35,7 @@ class Timer(msgspec.Struct, frozen=True):
     version: int = 1
     key: bytes | None = None
     trace: Carrier = ()
+    by: Origin = 0
 
     @property
     def due(self) -> datetime:
@@ -41,7 +45,7 @@ class Timer(msgspec.Struct, frozen=True):
     @property
     def origin(self) -> Origin:
         """Return the origin of the effects of the timer's event."""
-        return timer_origin(self.due_ms, self.name)
+        return timer_origin(self.due_ms, self.name, self.by)
 
     @property
     def title(self) -> str:

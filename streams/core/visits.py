@@ -109,6 +109,8 @@ class VisitedKey(Timer, frozen=True, kw_only=True):
     """The event of one key in a run, as that of a timer: when it is complete, ``then`` takes the place of the visit's
     timer."""
 
+    kind = "visit"
+
     run: str
     then: Timer
 

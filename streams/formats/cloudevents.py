@@ -17,7 +17,7 @@ import msgspec
 
 from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.formats.rules import Deleted, Found, TypeRule, without_type
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.records import TYPE_HEADER, VERSION_HEADER, Headers, IncomingRecord, ReceivedHeaders
 
 PREFIX: Final = "ce_"
@@ -56,8 +56,9 @@ class CloudEvents(TypeRule):
 
     ``source.output(topic, form=CloudEvents(source="/bank"))`` writes them, as ``structured`` says. The ``id`` is that
     of the cause, ``<topic>/<partition>/<offset>/<number>``: the same when the event is handled again, so that receivers
-    can drop what they have seen. Of a timer it has the name and the due time instead, of the end of a durable job its
-    name and the time of its start; of an interjection it is a random one. ``time`` is that of the cause.
+    can drop what they have seen. Of a timer it has the name, the due time and a hash of what set it instead, of the end
+    of a durable job its name and the time of its start; of an interjection it is a random one. ``time`` is that of the
+    cause.
     ``content_type`` is that of the values, which are JSON unless the classes have
     another codec. With ``source`` the rule of the source's own topic writes, too.
     """
@@ -68,8 +69,8 @@ class CloudEvents(TypeRule):
         source: str = "",
         structured: bool = False,
         content_type: str = "application/json",
-        missing: Retry | None = None,
-        nulls: Retry | type[Deleted] | None = None,
+        missing: ErrorPolicy | None = None,
+        nulls: ErrorPolicy | type[Deleted] | None = None,
     ) -> None:
         super().__init__("CloudEvents()", nulls, missing)
         given: tuple[tuple[str, object], ...] = ("source", source), ("content_type", content_type)

@@ -16,7 +16,7 @@ import msgspec
 from streams.errors import ConfigError, DecodeError
 from streams.events import EventType, event_type, event_type_of
 from streams.model.reasons import reason
-from streams.outcomes import Retry
+from streams.outcomes import POLICIES, ErrorPolicy, is_policy
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, ReceivedHeaders, TypedRecord
 
 _MAPS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
@@ -66,13 +66,15 @@ class TypeRule:
     def __reduce__(self) -> Any:
         return made, (type(self), *self._arguments)
 
-    def __init__(self, title: str, nulls: Retry | type[Deleted] | None, missing: Retry | None = None) -> None:
+    def __init__(
+        self, title: str, nulls: ErrorPolicy | type[Deleted] | None, missing: ErrorPolicy | None = None
+    ) -> None:
         self.title = title
-        if not (nulls is None or nulls is Deleted or isinstance(nulls, Retry)):
-            raise ConfigError(f"nulls of {title} is {nulls!r}; it must be an error policy, such as SKIP, or Deleted")
-        if missing is not None and not isinstance(missing, Retry):
-            raise ConfigError(f"missing of {title} is {missing!r}; it must be an error policy, such as SKIP")
-        self.on_null = nulls if isinstance(nulls, Retry) else None
+        if not (nulls is None or nulls is Deleted or is_policy(nulls)):
+            raise ConfigError(f"nulls of {title} is {nulls!r}; it must be an error policy, {POLICIES}; or Deleted")
+        if missing is not None and not is_policy(missing):
+            raise ConfigError(f"missing of {title} is {missing!r}; it must be an error policy: {POLICIES}")
+        self.on_null = None if isinstance(nulls, type) else nulls
         self.on_missing = missing
         self._deletes = nulls is Deleted
         self._untyped = f"{title} finds no type in the record"
@@ -92,7 +94,7 @@ class TypeRule:
 
     def typed(self, record: IncomingRecord) -> IncomingRecord:
         """Return a record with its type."""
-        why, is_refused = "", False
+        why, is_refused, ending = "", False, None
         headers: ReceivedHeaders | None
         value: bytes | None
         if record.value is None and self._deletes and record.key is not None:
@@ -102,6 +104,7 @@ class TypeRule:
                 headers, value = self._find(record)
             except DecodeError as error:
                 headers, value, why, is_refused = None, record.value, str(error), True
+                ending = error.__cause__ if isinstance(error.__cause__, SystemExit) else None
             if headers is None:
                 headers, why = (), why or self._untyped
         if record.headers:  # without them all records of a type share one tuple, whose handler is known
@@ -117,6 +120,7 @@ class TypeRule:
             original=record,
             reason=why,
             is_refused=is_refused,
+            ending=ending,
         )
 
     def _types(self) -> tuple[EventType[Any], ...]:
@@ -130,7 +134,7 @@ class TypeRule:
 class Always(TypeRule):
     """Every record is of the type with these headers."""
 
-    def __init__(self, title: str, headers: ReceivedHeaders, nulls: Retry | type[Deleted] | None = None) -> None:
+    def __init__(self, title: str, headers: ReceivedHeaders, nulls: ErrorPolicy | type[Deleted] | None = None) -> None:
         super().__init__(title, nulls)
         self._headers = headers
 
@@ -159,7 +163,7 @@ class Always(TypeRule):
 class Only(Always):
     """Every record is an event of this class, whatever headers it has: ``types=Only(Click)``."""
 
-    def __init__(self, event: type[Any], *, nulls: Retry | type[Deleted] | None = None) -> None:
+    def __init__(self, event: type[Any], *, nulls: ErrorPolicy | type[Deleted] | None = None) -> None:
         described = event_type_of(event)
         super().__init__(f"Only({event.__name__})", tuple(described.headers), nulls)
         self._event = described
@@ -180,8 +184,8 @@ class ByField(TypeRule):
         field: str,
         table: Mapping[str, type[Any]],
         *,
-        missing: Retry | None = None,
-        nulls: Retry | type[Deleted] | None = None,
+        missing: ErrorPolicy | None = None,
+        nulls: ErrorPolicy | type[Deleted] | None = None,
     ) -> None:
         title = f"ByField({field!r})"
         super().__init__(title, nulls, missing)
@@ -216,8 +220,8 @@ class ByHeader(TypeRule):
         header: str,
         table: Mapping[str, type[Any]] | None = None,
         *,
-        missing: Retry | None = None,
-        nulls: Retry | type[Deleted] | None = None,
+        missing: ErrorPolicy | None = None,
+        nulls: ErrorPolicy | type[Deleted] | None = None,
     ) -> None:
         title = f"ByHeader({header!r})"
         super().__init__(title, nulls, missing)
@@ -246,15 +250,16 @@ class ByFunction(TypeRule):
     an event type (of version 1), or ``None``: the record does not say it.
 
     It is called on the event loop, once for each record that comes in, before the record's turn, so it is quick and
-    keeps nothing. What it raises, even a ``CancelledError``, makes the record one that cannot be read.
+    keeps nothing. What it raises, even a ``CancelledError``, makes the record one that cannot be read; ``SystemExit``
+    ends the source at the record's turn, as that of a handler does.
     """
 
     def __init__(
         self,
         function: Callable[[IncomingRecord], type[Any] | str | None],
         *,
-        missing: Retry | None = None,
-        nulls: Retry | type[Deleted] | None = None,
+        missing: ErrorPolicy | None = None,
+        nulls: ErrorPolicy | type[Deleted] | None = None,
     ) -> None:
         if not callable(function):
             raise ConfigError(f"ByFunction takes a function of the record, not {function!r}")
@@ -267,9 +272,11 @@ class ByFunction(TypeRule):
             if isinstance(said, type):
                 return tuple(event_type_of(said).headers), record.value
             name = said.encode() if isinstance(said, str) else None
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a cancellation, too: the loop would drop all records that came with this one
+        # A cancellation, too: the loop would drop all records that came with this one. An exit ends the source at the
+        # record's turn, where it can be named, as one of a handler does.
+        except BaseException as error:
             raise DecodeError(f"{self.title} failed: {reason(error)}") from error
         if said is not None and name is None:
             raise DecodeError(f"{self.title} returned {said!r}; it must be an event class, the name of one, or None")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Final, Self
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -16,14 +16,14 @@ from streams.looks.figures import duration
 from streams.runtime.status import REBALANCES as PUBLISHED
 from streams.runtime.status import MemberStatus, status_of
 from streams.settings.config import EventSourceConfig
-from streams.statistics import CopyStatistics, ParkedStatistics, RebalanceStatistics
+from streams.statistics import CopyStatistics, JobStatistics, ParkedStatistics, RebalanceStatistics
 
 FOREIGNERS: Final = 32
 """Members whose notes are requested, one request each, in a group without a member that is known as ours."""
 REBALANCES: Final = 5
 """Number of the last rebalances that are shown."""
-PARKED_SHOWN: Final = 5
-"""Partitions with parked keys that are named in one line."""
+PARTITIONS_SHOWN: Final = 5
+"""Partitions, with parked keys say, that are named in one line."""
 
 _copy_of: Final[msgspec.json.Decoder[CopyStatistics]] = msgspec.json.Decoder(CopyStatistics)
 
@@ -108,28 +108,74 @@ class LiveGroup:
 
 def parked_in(live: Live) -> list[ParkedStatistics]:
     """Return the parked keys of the partitions that members report, the oldest first."""
-    found: dict[int, ParkedStatistics] = {}
-    # Of a partition that has just moved there may be two notes: the newer one counts.
-    for member in sorted(live.values(), key=lambda member: member.status.at_ms):
-        found |= {each.partition: each for each in member.status.parked}
-    return sorted(found.values(), key=lambda each: each.since_ms)
+    return _reported(live, lambda status: status.parked)
+
+
+def jobs_in(live: Live) -> list[JobStatistics]:
+    """Return the parked and old jobs of the partitions that members report, the oldest first."""
+    return _reported(live, lambda status: status.jobs)
 
 
 def parked_text(live: Live, now: float) -> str:
     """``2 parked keys with 17 events: partition 1 (1 key, 9 events, for 3 min); ...``; empty: members report none.
     ``now`` in seconds since the epoch."""
-    parked, more = parked_in(live), sum(member.status.parked_more for member in live.values())
-    if not parked:
-        return ""
+    parked = parked_in(live)
     keys, events = sum(each.keys for each in parked), sum(each.events for each in parked)
     named = [
         f"partition {each.partition} ({_many(each.keys, 'key')}, {_many(each.events, 'event')}, for "
-        f"{duration(max(0.0, now - each.since_ms / 1000))})"
-        for each in parked[:PARKED_SHOWN]
+        f"{_age(each.since_ms, now)})"
+        for each in parked
     ]
-    more += len(parked) - len(named)
+    more = sum(member.status.parked_more for member in live.values())
+    return _listed(f"{_many(keys, 'parked key')} with {_many(events, 'event')}", named, more)
+
+
+def jobs_text(live: Live, now: float) -> str:
+    """``2 parked jobs: partition 1 (2 parked, the oldest job for 3 h 05 min); ...``; as ``parked_text``."""
+    jobs = jobs_in(live)
+    parked = sum(each.parked for each in jobs)
+    named = [
+        f"partition {each.partition} ({f'{each.parked:,} parked, ' * bool(each.parked)}the oldest job for "
+        f"{_age(each.since_ms, now)})"
+        for each in jobs
+    ]
+    more = sum(member.status.jobs_more for member in live.values())
+    return _listed(_many(parked, "parked job") if parked else "old jobs", named, more)
+
+
+def waiting_texts(live: Live, now: float) -> list[str]:
+    """Return what waits and is in no lag, a line for each kind."""
+    return [text for text in (parked_text(live, now), jobs_text(live, now)) if text]
+
+
+class _OfPartition(Protocol):
+    @property
+    def partition(self) -> int: ...
+    @property
+    def since_ms(self) -> int: ...
+
+
+P = TypeVar("P", bound=_OfPartition)
+
+
+def _reported(live: Live, of: Callable[[MemberStatus], tuple[P, ...]]) -> list[P]:
+    found: dict[int, P] = {}
+    # Of a partition that has just moved there may be two notes: the newer one counts.
+    for member in sorted(live.values(), key=lambda member: member.status.at_ms):
+        found |= {each.partition: each for each in of(member.status)}
+    return sorted(found.values(), key=lambda each: each.since_ms)
+
+
+def _listed(what: str, named: list[str], more: int) -> str:
+    if not named:
+        return ""
+    more += len(named) - len(named[:PARTITIONS_SHOWN])
     rest = f"; and {_many(more, 'further partition')}" if more else ""
-    return f"{_many(keys, 'parked key')} with {_many(events, 'event')}: {'; '.join(named)}{rest}"
+    return f"{what}: {'; '.join(named[:PARTITIONS_SHOWN])}{rest}"
+
+
+def _age(since_ms: int, now: float) -> str:
+    return duration(max(0.0, now - since_ms / 1000))
 
 
 def _many(count: int, what: str) -> str:

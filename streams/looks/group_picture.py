@@ -12,7 +12,7 @@ from streams.kafka.questions.lags import PartitionLag
 from streams.kafka.wire.group_bytes import ranges
 from streams.looks.figures import duration
 from streams.looks.group_folders import shelf_facts
-from streams.looks.group_live import Live, LiveMember, parked_in, rebalances
+from streams.looks.group_live import Live, LiveMember, jobs_in, parked_in, rebalances
 from streams.model.group import Copies
 from streams.statistics import CopyStatistics
 
@@ -187,6 +187,7 @@ def facts(picture: Picture) -> dict[str, Any]:
         "members": [_member_facts(member, called, picture.live, moving) for member in view.members],
         "partitions": [_partition_facts(row) for row in partition_rows(picture)],
         "parked": [msgspec.structs.asdict(each) for each in parked_in(picture.live)],
+        "jobs": [msgspec.structs.asdict(each) for each in jobs_in(picture.live)],
         "rebalances": [msgspec.structs.asdict(entry) for entry in rebalances(picture.live, called)],
         "notes": list(picture.notes),
     }
@@ -247,6 +248,8 @@ def headline(picture: Picture) -> str:
         words.append(f"{sum(lag):,} behind")
     if keys := sum(each.keys for each in parked_in(picture.live)):
         words.append(f"{keys:,} parked key{'' if keys == 1 else 's'}")
+    if jobs := sum(each.parked for each in jobs_in(picture.live)):
+        words.append(f"{jobs:,} parked job{'' if jobs == 1 else 's'}")
     return f"{view.group}: " + ", ".join(words)
 
 

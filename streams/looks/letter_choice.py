@@ -120,6 +120,13 @@ def problems_of(
                 f"it is the window {letter.facts.get('window')} of {letter.origin}, and no event: report its value as "
                 "`on_close` would have; then `kes dlq drop` the letter"
             )
+        elif "job_id" in letter.facts:
+            # Sent again it would be another call, under another id: only a handler can say that it is wanted.
+            problem = (
+                f"it is the end of a durable job ({letter.facts.get('jobs')}, {letter.facts['job_id']}), and no event: "
+                "send an event whose handler starts the job again, with this value as its item; then `kes dlq drop` "
+                "the letter"
+            )
         elif count is None:
             problem = f"topic {letter.facts['topic']} does not exist any more: create it, or drop the letter"
         elif int(letter.facts["partition"]) >= count:

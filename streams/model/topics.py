@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from streams.errors import TopicError
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.records import IncomingRecord, TypedRecord
 
 MAX_NAME_LENGTH: Final = 249
@@ -46,9 +46,9 @@ class TypesRecords(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...
     @property
-    def on_null(self) -> Retry | None: ...
+    def on_null(self) -> ErrorPolicy | None: ...
     @property
-    def on_missing(self) -> Retry | None: ...
+    def on_missing(self) -> ErrorPolicy | None: ...
     def received(self, records: list[IncomingRecord]) -> list[IncomingRecord]: ...
 
 
@@ -61,8 +61,8 @@ class InputSpec(msgspec.Struct, frozen=True):
 
     topic: str
     types: TypesRecords | None = None
-    nulls: Retry | None = None
-    on_error: Retry | None = None
+    nulls: ErrorPolicy | None = None
+    on_error: ErrorPolicy | None = None
     table: Any = None
     is_own: bool = False
     is_awaited: bool = True
@@ -86,14 +86,14 @@ class InputSpec(msgspec.Struct, frozen=True):
         """Return records as their handlers are found: with the types that the rule gives them."""
         return records if self.types is None else self.types.received(records)
 
-    def policy(self, record: IncomingRecord) -> Retry | None:
+    def policy(self, record: IncomingRecord) -> ErrorPolicy | None:
         """Return the policy of a record that cannot be read, if the input has one."""
         types, found = self.types, None
         if record.value is None:
-            found = self.nulls or (None if types is None else types.on_null)
+            found = self.nulls if self.nulls is not None or types is None else types.on_null
         elif types is not None and isinstance(record, TypedRecord) and record.reason and not record.is_refused:
             found = types.on_missing
-        return found or self.on_error
+        return self.on_error if found is None else found
 
 
 def specs_of(topic: str, types: TypesRecords | None, further: Iterable[InputSpec]) -> dict[str, InputSpec]:

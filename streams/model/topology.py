@@ -10,11 +10,13 @@ import msgspec
 class TopologyTopic(msgspec.Struct, frozen=True):
     """A topic of an event source. ``purpose``: ``source``, ``input``, ``table``, ``lookup``, ``loop``, ``visits``
     (requests for them), ``output``, ``changelog``, ``dead letters``, or ``offsets`` (the stand-in of a source on
-    another cluster). ``partitions``: 0 for a lookup, which has any number of them."""
+    another cluster). ``partitions``: 0 for a lookup, which has any number of them. ``policies``: the functions that
+    decide about its records that cannot be read, ``module.function`` each."""
 
     name: str
     purpose: str
     partitions: int
+    policies: tuple[str, ...] = ()
 
     @property
     def size(self) -> str:
@@ -26,11 +28,13 @@ class TopologyTopic(msgspec.Struct, frozen=True):
 
 class TopologyHandler(msgspec.Struct, frozen=True):
     """A handler. ``event``: the event type, or ``(default)``; ``function``: ``module.function``; ``kind``: ``plain``,
-    ``async``, ``blocking``, ``batch``, ``concurrent``, or the name of the scheduler that works ahead."""
+    ``async``, ``blocking``, ``batch``, ``concurrent``, or the name of the scheduler that works ahead. ``policies``: the
+    functions that decide about its failures, ``module.function`` each; other policies are not named."""
 
     event: str
     function: str
     kind: str
+    policies: tuple[str, ...] = ()
 
 
 class Topology(msgspec.Struct, frozen=True):

@@ -32,12 +32,12 @@ from streams.queries.tickets import (
     group_secret,
     ticket,
 )
-from streams.runtime.queries.parked import ParkedRequest
+from streams.runtime.queries.operating import OperatorRequest
 from streams.runtime.queries.questions import BUSY_SECONDS, MOST_BYTES_IN, MOST_BYTES_READ, Question, Refusal
 from streams.sak.forks import MadeHere
 from streams.settings.config import EventSourceConfig
 
-Q = TypeVar("Q", Question, ParkedRequest)
+Q = TypeVar("Q", bound=Question | OperatorRequest[Any])
 R = TypeVar("R")
 
 _REQUEST_SECONDS: Final = 6.0

@@ -1,9 +1,9 @@
 """The HTTP service of a member: it answers the questions of readers that have a ticket. Any loop and thread; the store
 is read on that of the event source.
 
-``query_app`` is an ASGI application with two routes (``POST /api/v1/query``, and ``/api/v1/parked`` for operators), for
-an application of your own to mount, or for ``QueryServer``. It never asks another member: a reader that has come to the
-wrong one goes to the right one.
+``query_app`` is an ASGI application with a route for readers (``POST /api/v1/query``) and one for each kind of
+operators' requests (``/api/v1/parked``, ``/api/v1/jobs``), for an application of your own to mount, or for
+``QueryServer``. It never asks another member: a reader that has come to the wrong one goes to the right one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, S
 from streams.model.answers import Answer
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_ticket, seal
 from streams.records import TopicPartition
-from streams.runtime.queries.parked import ParkedReply, ParkedRequest, answered, checked_request
+from streams.runtime.queries.jobs import JobRequest
+from streams.runtime.queries.operating import OperatorReply, OperatorRequest, answered
+from streams.runtime.queries.parked import ParkedRequest
 from streams.runtime.queries.points import Crossing, is_point
 from streams.runtime.queries.questions import (
     BUSY_SECONDS,
@@ -71,7 +73,7 @@ class _Service:
         self._busy = 0
         self._crossing: Crossing | None = None  # to the present run of the source
 
-    def route(self, path: str, reply: Callable[[bytes], Awaitable[Reply | ParkedReply]]) -> Route:
+    def route(self, path: str, reply: Callable[[bytes], Awaitable[Reply | OperatorReply]]) -> Route:
         """Make a route whose requests ``reply`` answers from their bodies."""
 
         async def answer(request: Request) -> Response:
@@ -80,7 +82,7 @@ class _Service:
         return Route(path, answer, methods=["POST"])
 
     async def _answer(
-        self, request: Request, path: str, reply: Callable[[bytes], Awaitable[Reply | ParkedReply]]
+        self, request: Request, path: str, reply: Callable[[bytes], Awaitable[Reply | OperatorReply]]
     ) -> Response:
         asked = request.headers.get(TICKET_HEADER, "")
         is_known = False  # nothing is sealed for a ticket that was not made with the secret
@@ -134,15 +136,20 @@ class _Service:
             return await self._point(question, loop)
         return await self._on_its_loop(self._ask(question), loop)
 
-    async def reply_to_operator(self, body: bytes) -> ParkedReply:
-        """Answer a request about parked keys."""
-        config, request = self._run.config, _read(body, ParkedRequest)
-        checked_request(request, config.group_id, config.num_partitions)
-        return await self._on_its_loop(self._operate(request), self._loop())
+    def reply_to_operator(self, kind: type[OperatorRequest[Any]]) -> Callable[[bytes], Awaitable[OperatorReply]]:
+        """Make the answer to operators' requests of a kind."""
 
-    async def _operate(self, request: ParkedRequest) -> ParkedReply:
+        async def reply(body: bytes) -> OperatorReply:
+            config, request = self._run.config, _read(body, kind)
+            request.checked(config.group_id, config.num_partitions)
+            return await self._on_its_loop(self._operate(request), self._loop())
+
+        return reply
+
+    async def _operate(self, request: OperatorRequest[Any]) -> OperatorReply:
         async with asyncio.timeout(min(request.timeout_seconds, LONGEST_SECONDS)):
-            return await answered(self._run.present(), request)
+            reply: OperatorReply = await answered(self._run.present(), request)
+            return reply
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         if self._run.loop is None:
@@ -222,12 +229,9 @@ def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str
     ``address``: returns the address in the member's status note, for which tickets are made."""
     service = _Service(source, secret, address)
     # A ticket is for one path: no reader acts by accident.
-    return Router(
-        [
-            service.route(Question.path, service.reply),
-            service.route(ParkedRequest.path, service.reply_to_operator),
-        ]
-    )
+    operators: list[type[OperatorRequest[Any]]] = [ParkedRequest, JobRequest]
+    routes = [service.route(kind.path, service.reply_to_operator(kind)) for kind in operators]
+    return Router([service.route(Question.path, service.reply), *routes])
 
 
 def _read(body: bytes, kind: type[T]) -> T:

@@ -183,6 +183,7 @@ class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     value: bytes
     key: bytes | None
     trace: Carrier = ()
+    by: int = 0
 
 
 class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,7 +300,16 @@ def encode_timer(timer: Timer) -> bytes:
     if parking.is_piece(timer.name):
         return timer.value  # as it is: large events would grow by a third as text
     return msgspec.json.encode(
-        TimerRecord(_format(timer.name), timer.due_ms, timer.type, timer.version, timer.value, timer.key, timer.trace)
+        TimerRecord(
+            _format(timer.name),
+            timer.due_ms,
+            timer.type,
+            timer.version,
+            timer.value,
+            timer.key,
+            timer.trace,
+            timer.by,
+        )
     )
 
 
@@ -325,7 +335,7 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     # A newer format is refused, and not passed over: a timer that is not read never fires.
     if found.v > newest:
         raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {newest}")
-    return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace)
+    return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace, found.by)
 
 
 B = TypeVar("B", BeginRecord, ResetRecord, GrowthRecord)

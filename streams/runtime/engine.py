@@ -40,7 +40,7 @@ from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ownership.takeover import TakeOvers
 from streams.runtime.ownership.topic_watch import TopicWatch
 from streams.runtime.partition.delivery import typed
-from streams.runtime.partition.failures import no_foreign_cancellation, trace_of
+from streams.runtime.partition.failures import Cancellation, no_foreign_cancellation, trace_of
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
@@ -99,7 +99,7 @@ class Engine:
         self.message_limit, self.now, self.environment = message_limit, now, environment
         self.rng = environment.rng()
         self.writer = uuid.UUID(int=self.rng.getrandbits(128)).hex
-        self.incarnation = 0
+        self.incarnation, self.cancellation = 0, Cancellation()
         self.members: Collection[str] = (config.instance_id,)
         self.failure: BaseException | None = None
         self.committed_transactions = self.committed_events = 0
@@ -177,6 +177,7 @@ class Engine:
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run until stopped. Raises the error that stopped it; none after ``stop``."""
+        self.cancellation.begin()
         try:
             async with self._tasks:
                 try:
@@ -193,8 +194,7 @@ class Engine:
                 try:
                     await self._disconnect()
                 finally:
-                    # The threads end last: to disconnect takes some of them.
-                    for thread in self._threads:
+                    for thread in self._threads:  # last: to disconnect takes some of them
                         thread.abandon()
         if self.failure is not None:
             raise self.failure
@@ -255,7 +255,7 @@ class Engine:
 
         async def guarded() -> None:
             try:
-                await no_foreign_cancellation(task)
+                await no_foreign_cancellation(task, self.cancellation)
             except Exception as error:
                 self.fail(error, drain=drain)
 

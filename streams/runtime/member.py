@@ -14,6 +14,7 @@ from streams.metrics import Measurement
 from streams.model.group import Membership, TakeOver
 from streams.model.topics import InputSpec
 from streams.runtime.keeping.keeper import StateKeeper
+from streams.runtime.partition.failures import Cancellation
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
@@ -76,6 +77,8 @@ class Member(Protocol):
     def is_draining(self) -> bool: ...
     @property
     def accepting(self) -> bool: ...
+    @property
+    def cancellation(self) -> Cancellation: ...
 
     def thread(self, name: str) -> Blocking: ...
     def spawn(self, task: Callable[[], Awaitable[None]], *, drain: bool = True) -> None: ...

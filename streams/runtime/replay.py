@@ -35,14 +35,14 @@ from streams.formats.cloudevents import CloudEvents
 from streams.metrics import EventFailed, Measurement
 from streams.model.own_metrics import OwnMetric
 from streams.model.topics import TypesRecords
-from streams.outcomes import ErrorResponse, Retry
+from streams.outcomes import ErrorResponse, Retry, adapted, policy_name
 from streams.records import Change, IncomingRecord, Output, OwnSample, TopicPartition
 from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import TIMER_PREFIX, timer_key
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import make_store
-from streams.runtime.partition.failures import RestartNeeded
+from streams.runtime.partition.failures import Cancellation, RestartNeeded
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
@@ -77,7 +77,7 @@ class Program(msgspec.Struct, frozen=True):
         """Return the parts of a source that two copies of it have in common, as far as they can be seen from
         outside."""
         config = self.config
-        where = ("config", config.group_id, config.topic, str(config.num_partitions), str(config.decode_policy))
+        where = ("config", config.group_id, config.topic, str(config.num_partitions), policy_name(config.decode_policy))
         routes = [*self.routes, *([self.default] if self.default is not None else [])]
         types = () if self.types is None else (("types", self.types.title),)
         return (where, *types, *(_described(route) for route in routes), ("interjections", *self.interjections))
@@ -120,6 +120,7 @@ class PartitionReplay:
         self.router = _without_waiting(program)
         self.schedules: Sequence[tuple[Schedule, Route]] = ()
         self.fires_timers = False
+        self.cancellation = Cancellation()
         # The seed is fixed, so that the same data have the same results.
         self.rng = random.Random(0)
         self.writer = "replay"
@@ -350,7 +351,17 @@ def _described(route: Route) -> tuple[str, ...]:
     name = f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
     ahead = () if route.ahead is None else route.ahead.stage.described
     kind = () if route.kind is None else (route.kind.name,)
-    return route.name, name, str(route.version), str(route.is_blocking), str(route.policy), *kind, *ahead
+    decode = () if route.decode_policy is None else (policy_name(route.decode_policy),)
+    return (
+        route.name,
+        name,
+        str(route.version),
+        str(route.is_blocking),
+        policy_name(route.policy),
+        *decode,
+        *kind,
+        *ahead,
+    )
 
 
 def _without_waiting(program: Program) -> Router:
@@ -367,5 +378,8 @@ def _without_waiting(program: Program) -> Router:
 
 
 def _copy(route: Route) -> Route:
-    policy: Retry = msgspec.structs.replace(route.policy, backoff_seconds=0.0, max_backoff_seconds=0.0)
-    return route.with_policy(policy)
+    return route.with_policy(adapted(route.policy, _at_once))
+
+
+def _at_once(policy: Retry) -> Retry:
+    return msgspec.structs.replace(policy, backoff_seconds=0.0, max_backoff_seconds=0.0)

@@ -24,6 +24,7 @@ from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.ports import StatusBoard
 from streams.statistics import (
     CopyStatistics,
+    JobStatistics,
     MoveStatistics,
     ParkedStatistics,
     RebalanceStatistics,
@@ -42,6 +43,8 @@ REBALANCES: Final = 10
 """So many of the last rebalances are published."""
 NOTE_LETTERS: Final = 4000
 """A note has so many characters, at most: the board cuts off the rest, and half a note cannot be read."""
+OLD_JOB_SECONDS: Final = 3600
+"""A durable job that was started so many seconds ago, and is not over, is reported."""
 CAUSE_LETTERS: Final = 100
 """The cause of a rebalance has so many characters, at most: it names members, which may be many."""
 
@@ -50,7 +53,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     """The note of a member, apart from its copies, which have notes of their own. ``at_ms``: when it was written,
     milliseconds since the epoch. ``address``: where it answers queries. ``visits``: runs, over its partitions.
     ``parked``: of its partitions, that with the oldest parked key first; ``parked_more``: of so many others, which did
-    not fit."""
+    not fit. ``jobs`` and ``jobs_more``: so of its partitions with durable jobs that are parked or old."""
 
     at_ms: int
     member_id: str
@@ -63,22 +66,26 @@ class MemberStatus(msgspec.Struct, frozen=True):
     visits: tuple[VisitRunStatistics, ...] = ()
     parked: tuple[ParkedStatistics, ...] = ()
     parked_more: int = 0
+    jobs: tuple[JobStatistics, ...] = ()
+    jobs_more: int = 0
 
 
 def note_of(status: MemberStatus) -> str:
     """Encode the note. Copies are a bitmap in hexadecimal digits, so that thousands fit; of moves, of the last runs of
-    visits, and of partitions with parked keys there are as many as fit."""
+    visits, and of partitions with parked keys or old jobs there are as many as fit."""
     fields: dict[str, Any] = msgspec.structs.asdict(status)
     fields["copies"] = f"{sum(1 << partition for partition in status.copies):x}"
     fields["rebalances"] = [
         msgspec.structs.replace(entry, cause=_short(entry.cause, CAUSE_LETTERS)) for entry in status.rebalances
     ]
-    while len(text := _encoded(fields)) > NOTE_LETTERS and (fields["moves"] or fields["visits"] or fields["parked"]):
+    cut = ("moves", "visits", "parked", "jobs")
+    while len(text := _encoded(fields)) > NOTE_LETTERS and any(fields[name] for name in cut):
         # The newest runs of visits are the last ones: they stay.
         fields["moves"] = fields["moves"][: len(fields["moves"]) // 2]
         fields["visits"] = fields["visits"][(len(fields["visits"]) + 1) // 2 :]
-        fields["parked"] = fields["parked"][: len(fields["parked"]) // 2]
-        fields["parked_more"] = status.parked_more + len(status.parked) - len(fields["parked"])
+        for name, entries in (("parked", status.parked), ("jobs", status.jobs)):
+            fields[name] = fields[name][: len(fields[name]) // 2]
+            fields[f"{name}_more"] = getattr(status, f"{name}_more") + len(entries) - len(fields[name])
     return text
 
 
@@ -171,6 +178,7 @@ class Status:
             config.queries.address,
             self._visits(),
             self._parked(),
+            jobs=self._jobs(),
         )
         # The times are left out: they change with every look, and are no news.
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))
@@ -191,6 +199,15 @@ class Status:
             keys, events, _, since_ms, _ = worker.timers.parked.figures("")
             if since_ms is not None and worker.state.admits:
                 found.append(ParkedStatistics(number, keys, events, since_ms))
+        return tuple(sorted(found, key=lambda each: each.since_ms))
+
+    def _jobs(self) -> tuple[JobStatistics, ...]:
+        found: list[JobStatistics] = []
+        old_ms = self._member.wall_ms() - 1000 * OLD_JOB_SECONDS
+        for number, worker in self._member.workers.items():
+            _, parked, since_ms = worker.timers.jobs.figures()
+            if since_ms is not None and (parked or since_ms <= old_ms) and worker.state.admits:
+                found.append(JobStatistics(number, parked, since_ms))
         return tuple(sorted(found, key=lambda each: each.since_ms))
 
     def _is_new(self, place: tuple[str, int], gist: str) -> bool:

@@ -25,7 +25,7 @@ from streams.model.topics import (
     loop_name,
     visits_name,
 )
-from streams.outcomes import STOP, Retry
+from streams.outcomes import POLICIES, STOP, ErrorPolicy, is_policy
 from streams.sak.numbers import is_number
 from streams.settings.groups import (
     GROUPS,
@@ -104,8 +104,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     loop: bool = False
     max_loop_hops: int = 100  # a chain that never ends stops with an error that names it
     visits: bool = False
-    decode_policy: Retry = STOP
-    error_policy: Retry = STOP
+    decode_policy: ErrorPolicy = STOP
+    error_policy: ErrorPolicy = STOP
     max_time_jump_seconds: float = 86_400.0  # microseconds taken for milliseconds are thousands of years ahead
     group: GroupConfig = GroupConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
@@ -147,7 +147,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         for name in ("client_settings", "source_client_settings"):
             check_type((Mapping,), name, getattr(self, name), "a dictionary")
         for name in ("decode_policy", "error_policy"):
-            check_type((Retry,), name, getattr(self, name), "a Retry: STOP, SKIP, DEAD_LETTER, PARK or your own")
+            if not is_policy(getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be an error policy: {POLICIES}")
         if not is_number(self.max_time_jump_seconds) or not 0 <= self.max_time_jump_seconds < 1e12:
             raise ConfigError(
                 f"max_time_jump_seconds is {self.max_time_jump_seconds!r}; give seconds, or 0 for no bound"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_origin
 import msgspec
 
 from streams.errors import ConfigError
+from streams.outcomes import ErrorPolicy, Retry
 
 PREFIX: Final = "KES_"
 """Text at the beginning of the variables of all settings."""
@@ -255,7 +256,11 @@ def outside_settings(cls: Any, sources: SettingsSources | None = None) -> dict[s
 def fields_of(cls: type) -> dict[str, Any]:
     """Return the settings of a class that can stand outside of the code, with their types: all but functions."""
     found = {field.name: field.type for field in msgspec.structs.fields(cls)}
-    return {name: kind for name, kind in found.items() if "Callable" not in str(kind)}
+    return {
+        name: Retry if kind == ErrorPolicy else kind  # policies that are functions stand in the code only
+        for name, kind in found.items()
+        if "Callable" not in str(kind)
+    }
 
 
 def is_group(kind: Any) -> bool:

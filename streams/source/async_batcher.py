@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from streams.errors import BatchError
-from streams.outcomes import ExecutionState, Retry
+from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import IncomingRecord
 from streams.runtime.async_work.batch_stage import BatchDefinition, BatchItem, BatchStage
 from streams.runtime.async_work.invoke import check_ends, kind_of
@@ -91,7 +91,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         /,
         *,
         key: Callable[[E], Hashable] | None = None,
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
     ) -> Callable[[P], P]:
         """Batch the items of each event of this class.
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from streams.errors import ConfigError, RecordError
-from streams.outcomes import ExecutionState, Retry
+from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import Delivery, IncomingRecord, Record
 from streams.runtime.async_work.invoke import check_ends
 from streams.runtime.async_work.producer_stage import ProducerDefinition, ProducerStage
@@ -93,7 +93,7 @@ class BatchProducer(Generic[StoreT]):
         planner: Callable[[IncomingRecord, E], Sequence[Record] | Record | None] | None = None,
         /,
         *,
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
     ) -> Callable[[P], P]:
         """Send the records of each event of this class.
 

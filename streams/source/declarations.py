@@ -17,6 +17,7 @@ from streams.errors import RegistrationError
 from streams.formats.rules import TypeRule
 from streams.metrics import MetricsHandler
 from streams.model.topology import Topology, TopologyHandler, TopologyTopic
+from streams.outcomes import Retry, adapted, function_names, parks
 from streams.protocols import StateStore
 from streams.records import DEFAULT_MESSAGE_LIMIT, PartitionChange, TopicPartition
 from streams.runtime import source_topics
@@ -133,8 +134,13 @@ class Declarations:
         self.router.freeze()
 
     def _check_rows(self) -> None:
-        for spec in self.inputs.by_topic.values():
-            if spec.table is not None and (spec.on_error or self.config.decode_policy).parks:
+        for topic, spec in self.inputs.by_topic.items():
+            policy = self.config.decode_policy if spec.on_error is None else spec.on_error
+            if spec.table is None:
+                continue
+            if not isinstance(policy, Retry):  # what it answers is known at run time only
+                self.inputs.by_topic[topic] = msgspec.structs.replace(spec, on_error=adapted(policy, _of_row))
+            if parks(policy):
                 raise RegistrationError(
                     f"a row of the joined table {spec.topic!r} that cannot be read would be parked (PARK, or "
                     "waits='key'), and the table would differ from its topic meanwhile: give source.join a policy of "
@@ -147,10 +153,11 @@ class Declarations:
         config, router = self.config, self.router
         purposes = source_topics.purposes(config)
         topics = [
-            TopologyTopic(spec.name, purposes[spec.name], spec.partitions) for spec in source_topics.specs(config)
+            TopologyTopic(spec.name, purposes[spec.name], spec.partitions, self._deciding(spec.name))
+            for spec in source_topics.specs(config)
         ]
         topics += [
-            TopologyTopic(name, source_topics.purpose_of_input(spec), config.num_partitions)
+            TopologyTopic(name, source_topics.purpose_of_input(spec), config.num_partitions, self._deciding(name))
             for name, spec in self.inputs.by_topic.items()
             if not spec.is_own
         ]
@@ -193,8 +200,25 @@ class Declarations:
             own_metrics=dict(self.router.own_metrics),
         )
 
+    def _deciding(self, topic: str) -> tuple[str, ...]:
+        """Return the policy functions for records of an input that cannot be read; of other topics there are none."""
+        spec = self.inputs.specs.get(topic)
+        if spec is None and topic != self.config.topic:
+            return ()
+        types = None if spec is None else spec.types
+        own = () if spec is None else (spec.nulls, spec.on_error)
+        of_rule = () if types is None else (types.on_null, types.on_missing)
+        return function_names(*own, *of_rule, self.config.decode_policy)
+
     def _interjections(self) -> tuple[str, ...]:
         return tuple(route.name for _, route in self.handlers.schedules)
+
+
+def _of_row(policy: Retry) -> Retry:
+    """Refuse an answer about a row of a joined table. Raises ``RegistrationError``."""
+    if policy.parks:
+        raise RegistrationError("a row of a joined table cannot be parked: the table would differ from its topic")
+    return policy
 
 
 def _check_store(store: object) -> None:
@@ -213,4 +237,5 @@ def _shown(route: Route) -> TopologyHandler:
         kind = route.kind.name
     else:
         kind = "blocking" if route.is_blocking else "async" if route.is_async else "plain"
-    return TopologyHandler(route.name.removeprefix(ROUTE_PREFIX), route.handler_name, kind)
+    deciding = function_names(route.policy, route.decode_policy)
+    return TopologyHandler(route.name.removeprefix(ROUTE_PREFIX), route.handler_name, kind, deciding)

@@ -8,7 +8,7 @@ from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
 from streams.formats.rules import Deleted, Only, TypeRule
 from streams.model.topics import InputSpec, TopicSpec, specs_of
-from streams.outcomes import Retry
+from streams.outcomes import POLICIES, ErrorPolicy, Retry, is_policy, unparked
 from streams.records import IncomingRecord
 from streams.runtime import source_topics
 from streams.runtime.partition.visiting import requested
@@ -26,20 +26,21 @@ class DeclaredInputs:
         if config.visits:
             event_type = event_type_of(VisitRequest)
             registry.router.add(
-                Route(event_type.name, event_type, requested, blocking=False, policy=config.error_policy.unparked)
+                Route(event_type.name, event_type, requested, blocking=False, policy=unparked(config.error_policy))
             )
         # Of its own inputs only the loop is waited for: no event is the worse for a visit's request that comes later.
         awaited = config.loop_topic
-        unparked = config.decode_policy.unparked if config.decode_policy.parks else None
+        policy = config.decode_policy
+        on_error = None if isinstance(policy, Retry) and not policy.parks else unparked(policy)
         self.by_topic: dict[str, InputSpec] = {
             topic: InputSpec(topic, is_own=True, is_awaited=True)
             if topic == awaited
-            else InputSpec(topic, on_error=unparked, is_own=True, is_awaited=False)
+            else InputSpec(topic, on_error=on_error, is_own=True, is_awaited=False)
             for topic in config.own_inputs
         }
 
     def declare(
-        self, topic: str, event: type[object] | None, nulls: Retry | type[Deleted] | None, types: TypeRule | None
+        self, topic: str, event: type[object] | None, nulls: ErrorPolicy | type[Deleted] | None, types: TypeRule | None
     ) -> str:
         """See ``EventSource.input``."""
         self._registry.check_declarable("input", topic, "it cannot be a further input")
@@ -50,17 +51,17 @@ class DeclaredInputs:
                 f"source.input({topic!r}): the source's topic is on another cluster (source_bootstrap_servers); a "
                 "source with several inputs has all of them where its group is"
             )
-        if nulls is not None and not isinstance(nulls, Retry) and (nulls is not Deleted or event is None):
+        if nulls is not None and not is_policy(nulls) and (nulls is not Deleted or event is None):
             raise ConfigError(
-                f"nulls of source.input({topic!r}) is {nulls!r}; it must be an error policy, such as SKIP (Deleted: "
-                "with event=, or in the rule of types=)"
+                f"nulls of source.input({topic!r}) is {nulls!r}; it must be an error policy: {POLICIES} (Deleted: with "
+                "event=, or in the rule of types=)"
             )
         check_rule(f"source.input({topic!r})", types)
         if event is not None and types is not None:
             raise ConfigError(f"source.input({topic!r}) has both event= and types=; event=X is types=Only(X)")
         if event is not None:
             types, nulls = Only(event, nulls=nulls), None
-        self.by_topic[topic] = InputSpec(topic, types, nulls if isinstance(nulls, Retry) else None)
+        self.by_topic[topic] = InputSpec(topic, types, None if isinstance(nulls, type) else nulls)
         return topic
 
     @property

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from streams.errors import PlanError, RegistrationError
-from streams.outcomes import ExecutionState, Retry
+from streams.outcomes import POLICIES, ErrorPolicy, ExecutionState, is_policy
 from streams.records import IncomingRecord
 from streams.runtime.async_work.durable_jobs import takes_run
 from streams.runtime.async_work.invoke import check_ends, kind_of
@@ -71,7 +72,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = ...,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = ...,
         name: str = ...,
-        on_error: Retry | None = ...,
+        on_error: ErrorPolicy | None = ...,
     ) -> None: ...
 
     @overload
@@ -86,7 +87,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = ...,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = ...,
         name: str = ...,
-        on_error: Retry | None = ...,
+        on_error: ErrorPolicy | None = ...,
     ) -> None: ...
 
     def __init__(
@@ -100,7 +101,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         on_failure: Callable[[EventContext[StoreT], ItemT, Exception], Answer | Awaitable[Answer]] | None = None,
         then: AsyncJobScheduler[StoreT, ResultT, Any] | AsyncBatcher[StoreT, ResultT] | None = None,
         name: str = "",
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
     ) -> None:
         self.name = name or getattr(job, "__qualname__", None) or repr(job)
         kind = kind_of(f"the jobs {self.name}", job, kind)
@@ -111,8 +112,10 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
             _check_importable(self.name, job)
             if with_run:
                 raise RegistrationError(f"the job {self.name} runs in a process, and takes no JobRun there")
-        if on_error is not None and not isinstance(on_error, Retry):
-            raise RegistrationError(f"the jobs {self.name}: on_error is {on_error!r}; it must be an error policy")
+        if on_error is not None and not is_policy(on_error):
+            raise RegistrationError(
+                f"the jobs {self.name}: on_error is {on_error!r}; it must be an error policy: {POLICIES}"
+            )
         if source._declared.router.is_frozen:
             raise RegistrationError(f"the jobs {self.name} come too late: make them before the event source is started")
         if then is not None and finalizer is not None:
@@ -142,7 +145,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         /,
         *,
         key: Callable[[E], Hashable] | None = None,
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
     ) -> Callable[[P], P]:
         """Schedule a job for each event of this class.
 
@@ -161,14 +164,20 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
             self._definition, self._definition.job, _checked, event_class, planner, key, on_error
         )
 
-    async def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Answer:
-        """Run one job and its finalizer as the rest of a handler or an interjection that has its turn: ``return
-        scheduler.schedule(ctx, item)``.
+    def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Awaitable[Answer]:
+        """Run one job and its finalizer as the rest of a handler that has its turn, while the partition waits.
 
-        The job takes a slot like the others, and the partition waits meanwhile (nothing else has its turn). It is for
-        work that depends on the store; register work that can run ahead. Raises the job's exception, unless
-        ``on_failure`` takes it.
+        Deprecated, and gone in the next release: start a durable job (``ctx.start_job``), or await the call itself
+        where this turn needs its answer. Raises the job's exception, unless ``on_failure`` takes it.
         """
+        warnings.warn(
+            "AsyncJobScheduler.schedule is deprecated: start a durable job (ctx.start_job), or await the call itself",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self._in_turn(ctx, item)
+
+    async def _in_turn(self, ctx: EventContext[StoreT], item: ItemT) -> Answer:
         stage = ctx._host.stages.get(self._definition)
         assert isinstance(stage, JobStage)
         answer: Answer = await stage.in_turn(ctx, (object(), item))  # a key of its own: it waits behind no other job

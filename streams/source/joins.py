@@ -12,7 +12,7 @@ from streams.errors import ConfigError, RegistrationError
 from streams.formats.rules import Always
 from streams.model.partitioners import PartitionerName
 from streams.model.topics import InputSpec
-from streams.outcomes import Retry
+from streams.outcomes import POLICIES, ErrorPolicy, is_policy
 from streams.protocols import Codec, DiskEngine
 from streams.records import TYPE_HEADER
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
@@ -41,7 +41,7 @@ class DeclaredJoins:
         ordered: bool,
         partitioner: PartitionerName | None,
         engine: DiskEngine | None,
-        on_error: Retry | None,
+        on_error: ErrorPolicy | None,
     ) -> Joined[K, V]:
         """See ``EventSource.join``."""
         what = f"source.join({topic!r})"
@@ -58,8 +58,8 @@ class DeclaredJoins:
             raise ConfigError(
                 f"partitioner of {what} is {partitioner!r}; it must be one of {', '.join(names)}, or None"
             )
-        if on_error is not None and not isinstance(on_error, Retry):
-            raise ConfigError(f"on_error of {what} is {on_error!r}; it must be an error policy, such as SKIP")
+        if on_error is not None and not is_policy(on_error):
+            raise ConfigError(f"on_error of {what} is {on_error!r}; it must be an error policy: {POLICIES}")
         if engine is not None and not hasattr(engine, "open"):
             raise ConfigError(f"engine of {what} is {engine!r}; it must be a kind of database, such as SQLite()")
         (key, value), (key_codec, value_codec) = types, codecs
@@ -78,7 +78,9 @@ class DeclaredJoins:
         self._inputs[topic] = InputSpec(topic, rule, None, on_error, table)
         return table
 
-    def register_update(self, table: Joined[Any, Any], handler: F | None, on_error: Retry | None) -> Callable[[F], F]:
+    def register_update(
+        self, table: Joined[Any, Any], handler: F | None, on_error: ErrorPolicy | None
+    ) -> Callable[[F], F]:
         """See ``EventSource.register_update``."""
         spec = self._inputs.get(table.topic)
         if spec is None or spec.table is not table:

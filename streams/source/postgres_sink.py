@@ -29,7 +29,7 @@ from streams.errors import ConfigError, RegistrationError, TopicError, TopicRepl
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.model.topics import missing
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.records import IncomingRecord
 from streams.runtime.async_work.batch_stage import AGAIN, BatchItem
 from streams.sak.backoff import backoff_seconds
@@ -121,7 +121,7 @@ class PostgresSink:
         source._declared.lifespans.append(self._opened)
 
     def register_event_type(
-        self, event_class: type[E], /, *, on_error: Retry | None = None
+        self, event_class: type[E], /, *, on_error: ErrorPolicy | None = None
     ) -> Callable[[Handler[E]], Handler[E]]:
         """Write the events of this class by the decorated function, ``async def handler(db, items)``. Raises
         ``RegistrationError``."""

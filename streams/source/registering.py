@@ -11,7 +11,7 @@ from streams.core.router import Route, check_callable
 from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
 from streams.events import event_type_of
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.records import IncomingRecord
 from streams.runtime.async_work.async_stage import Ahead, StageDefinition
 from streams.runtime.async_work.concurrent_stage import ConcurrentStageDefinition, key_of
@@ -40,7 +40,8 @@ class DeclaredHandlers:
         event_class: type[Any],
         handler: Callable[..., Any] | None,
         *,
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
+        on_decode_error: ErrorPolicy | None = None,
         blocking: bool = False,
         concurrency: int | SchedulerConfig | None = None,
         batch: bool = False,
@@ -66,10 +67,19 @@ class DeclaredHandlers:
                 )
             ahead = None if settings is None else _concurrent(name, function, policy, settings)
             kind = BATCH if batch else None
-            route = Route(
-                name, event_type, function, blocking=blocking, policy=policy, ahead=ahead, kind=kind, once=rule
+            self._registry.router.add(
+                Route(
+                    name,
+                    event_type,
+                    function,
+                    blocking=blocking,
+                    policy=policy,
+                    ahead=ahead,
+                    kind=kind,
+                    once=rule,
+                    decode_policy=on_decode_error,
+                )
             )
-            self._registry.router.add(route)
             return function
 
         if handler is not None:
@@ -89,7 +99,7 @@ class DeclaredHandlers:
                 "give it one: EventSource(config, store=Table.factory(key=..., value=...))"
             )
 
-    def set_default(self, handler: F | None, on_error: Retry | None, blocking: bool) -> Callable[[F], F]:
+    def set_default(self, handler: F | None, on_error: ErrorPolicy | None, blocking: bool) -> Callable[[F], F]:
         """See ``EventSource.register_default_handler``."""
 
         def register(function: F) -> F:
@@ -109,7 +119,7 @@ class DeclaredHandlers:
         every: float | timedelta,
         jitter: float | timedelta,
         missed: MissedRuns,
-        on_error: Retry | None,
+        on_error: ErrorPolicy | None,
         blocking: bool,
     ) -> Callable[[F], F]:
         """See ``EventSource.schedule_interjection``."""
@@ -138,7 +148,7 @@ class DeclaredHandlers:
         event_class: type[Any],
         planner: Callable[..., Any] | None,
         key: Callable[[Any], Any] | None,
-        on_error: Retry | None,
+        on_error: ErrorPolicy | None,
     ) -> Callable[[F], F]:
         """Register a stage that carries out the plan of ``planner`` for each event of a class, ahead of the event's
         turn; or, with ``key`` alone, the event itself under its key. ``check`` turns a plan into the stage's input;
@@ -220,7 +230,7 @@ def _annotated_class(function: Callable[..., Any], *, batch: bool) -> Any:
     )
 
 
-def _concurrent(name: str, handler: Callable[..., Any], policy: Retry, settings: SchedulerConfig) -> Ahead:
+def _concurrent(name: str, handler: Callable[..., Any], policy: ErrorPolicy, settings: SchedulerConfig) -> Ahead:
     what = f"the handler of {name}{location_of(handler)}"
     if not inspect.iscoroutinefunction(handler):
         raise RegistrationError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streams.core.router import Router
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.runtime import source_topics
 from streams.settings.config import EventSourceConfig
 
@@ -19,9 +19,9 @@ class Registry:
         self.router = Router()
         self.has_store = has_store
 
-    def policy(self, on_error: Retry | None) -> Retry:
+    def policy(self, on_error: ErrorPolicy | None) -> ErrorPolicy:
         """Return the error policy of a handler: its own, or that of the settings."""
-        return on_error or self.config.error_policy
+        return self.config.error_policy if on_error is None else on_error
 
     def check_declarable(self, method: str, topic: str, cannot: str) -> None:
         """Check that this method of the source can declare a topic now. Raises ``ConfigError``,

@@ -187,12 +187,12 @@ class SourceRun:
         if threading.current_thread() is not threading.main_thread():
             await consume()
             return
-        from streams.runtime.partition.failures import no_foreign_cancellation
+        from streams.runtime.partition.failures import Cancellation, no_foreign_cancellation
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._stop_on_signals)
             try:
-                await no_foreign_cancellation(consume, caller_may_cancel=True)  # one of a lifespan
+                await no_foreign_cancellation(consume, Cancellation().begin())  # one of a lifespan
             finally:
                 tasks.cancel_scope.cancel()
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from streams.core.router import Route, check_callable
 from streams.core.visits import LONGEST_NAME
 from streams.errors import ConfigError, RegistrationError
-from streams.outcomes import Retry
+from streams.outcomes import POLICIES, ErrorPolicy, is_policy, parks, unparked
 from streams.runtime.partition.visiting import table_of
 from streams.source.registry import Registry
 
@@ -22,7 +22,7 @@ class DeclaredVisits:
         self._registry = registry
 
     def declare(
-        self, name: str, handler: F | None, *, table: str | None, on_error: Retry | None, blocking: bool
+        self, name: str, handler: F | None, *, table: str | None, on_error: ErrorPolicy | None, blocking: bool
     ) -> Callable[[F], F]:
         """See ``EventSource.register_visit``."""
         if not self._registry.config.visits:
@@ -31,12 +31,16 @@ class DeclaredVisits:
 
         def register(function: F) -> F:
             check_callable(f"the handler of the visit {name!r}", function, "ctx", "key", "value")
-            if on_error is not None and on_error.parks:
+            if on_error is not None and not is_policy(on_error):
+                raise RegistrationError(
+                    f"on_error of the visit {name!r} is {on_error!r}; it must be an error policy: {POLICIES}"
+                )
+            if parks(on_error):
                 raise RegistrationError(
                     f"on_error of the visit {name!r} parks a key, and a visited key is no event of one: use STOP, SKIP "
                     "or DEAD_LETTER"
                 )
-            policy = self._registry.policy(on_error).unparked
+            policy = unparked(self._registry.policy(on_error))
             route = Route(f"visit {name}", None, function, blocking=blocking, policy=policy)
             self._registry.router.add_visit(name, route, table)
             return function

@@ -148,9 +148,9 @@ class FramedCodec(Generic[V]):
     def _stepped(self, plain: dict[str, Any], step: int) -> dict[str, Any]:
         try:
             result = self._upcast[step](plain)
-        except MemoryError:
+        except (MemoryError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:
+        except BaseException as error:  # a cancellation, too, which would end the partition's task
             raise DecodeError(f"the upcaster from version {step} failed: {reason(error)}") from error
         if not isinstance(result, dict):
             raise DecodeError(f"the upcaster from version {step} returned {type(result).__name__}, not a dict")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.stores.journalled import JournalledBytes
 
 
@@ -83,5 +83,5 @@ class HostTime(Protocol):
         report: Callable[[Any], None],
         on_close: Callable[..., Any],
         window: tuple[str, str, bytes, int, int, bytes],
-        policy: Retry | None,
+        policy: ErrorPolicy | None,
     ) -> None: ...

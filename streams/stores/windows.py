@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from streams.codecs import TupleCodec, codec_for, int_codec
 from streams.errors import ConfigError, StoreError
-from streams.outcomes import Retry
+from streams.outcomes import POLICIES, ErrorPolicy, is_policy, parks
 from streams.protocols import Codec
 from streams.stores.derived import DerivingEngine, Ranking, sort_key_of, start_of
 from streams.stores.framed import PrefixedCodec
@@ -66,7 +66,7 @@ class _Plan(NamedTuple):
     merge: Callable[[Any, Any], Any] | None
     on_close: Callable[[Any, Any, Window, Any], None] | None
     late: Any
-    on_error: Retry | None
+    on_error: ErrorPolicy | None
     on_unreadable: OnUnreadable | None
 
 
@@ -121,7 +121,7 @@ class Windows(Generic[K, V, E]):
         keep: timedelta | float = 0,
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
         checked: bool = False,
         on_unreadable: Callable[[tuple[Key, Window], bytes], Value | None] | None = None,
         name: str | None = None,
@@ -156,7 +156,7 @@ class Windows(Generic[K, V, E]):
         keep: timedelta | float = 0,
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
         checked: bool = False,
         on_unreadable: Callable[[tuple[Key, Window], bytes], Value | None] | None = None,
         name: str | None = None,
@@ -181,7 +181,7 @@ class Windows(Generic[K, V, E]):
         keep: timedelta | float = 0,
         on_close: Callable[[Any, Key, Window, Value], None] | None = None,
         late: Late[Key, Item] = "drop",
-        on_error: Retry | None = None,
+        on_error: ErrorPolicy | None = None,
         checked: bool = False,
         on_unreadable: Callable[[tuple[Key, Window], bytes], Value | None] | None = None,
         name: str | None = None,
@@ -395,9 +395,9 @@ def _declared(
             raise ConfigError(f"{what} is {function!r}; give a function")
     if late not in ("drop", "fail") and not callable(late):
         raise ConfigError(f"late is {late!r}; give 'drop', 'fail' or a function of (ctx, key, item, at_ms)")
-    if on_error is not None and not isinstance(on_error, Retry):
-        raise ConfigError(f"on_error is {on_error!r}; give STOP, SKIP, DEAD_LETTER or Retry(...)")
-    if on_error is not None and on_error.parks:
+    if on_error is not None and not is_policy(on_error):
+        raise ConfigError(f"on_error is {on_error!r}; it must be an error policy: {POLICIES}")
+    if parks(on_error):
         raise ConfigError(
             "on_error of a window parks a key, and a window is no event of one: use STOP, SKIP, DEAD_LETTER"
         )

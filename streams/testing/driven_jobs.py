@@ -64,7 +64,7 @@ class DrivenJobs(DrivenParking):
 
                 def handle(ctx: EventContext[Any], seen: SeenJob = each.seen) -> None:
                     if not act(ctx, action, seen):
-                        raise ConfigError(f"the job {name!r} is over, or another one by now; look again")
+                        raise ConfigError(f"the job {name!r} is over, cancelled, or another one by now; look again")
 
                 self.interject(each.partition, handle)
                 return True
@@ -85,5 +85,5 @@ def _shown(partition: int, record: JobRecord, *, is_running: bool) -> DurableJob
         record.due_ms,
         is_running,
         state.parked,
-        SeenJob(record.name, state.number),
+        SeenJob(record.name, state.number, state.since_ms),
     )

@@ -108,15 +108,23 @@ async def _letters(site: Site, request: Request) -> Any:
         raise _refusal_of(error) from error
 
 
-async def _parked(site: Site, request: Request) -> Any:
-    if site.parked is None:
-        raise RequestRefused(404, "no source is named")
-    try:
-        return await site.parked.read()
-    except ConfigError as error:  # no secret is named here
-        raise RequestRefused(404, harmless(str(error))) from error
-    except StreamsError as error:
-        raise _refusal_of(error) from error
+def _waiting(page: str) -> Callable[[Site, Request], Awaitable[Any]]:
+    async def answer(site: Site, request: Request) -> Any:
+        if page not in site.waiting:
+            raise RequestRefused(404, "no source is named")
+        try:
+            return await site.waiting[page].read(**chosen_jobs(page, request))
+        except ConfigError as error:  # no secret is named here
+            raise RequestRefused(404, harmless(str(error))) from error
+        except StreamsError as error:
+            raise _refusal_of(error) from error
+
+    return answer
+
+
+def chosen_jobs(page: str, request: Request) -> dict[str, bool]:
+    """Return which entries the address of a page of what waits asks for."""
+    return {"only_parked": request.query_params.get("parked") == "true"} if page == "jobs" else {}
 
 
 async def _actions(site: Site, request: Request) -> Any:
@@ -166,6 +174,7 @@ _LETTERS: Final = {
     "type": "Only letters with this event type.",
     "after": "The letters behind this place, PARTITION@OFFSET: next of the page before.",
 }
+_JOBS: Final = {"parked": "true: only those that wait for an operator."}
 ENDPOINTS: Final = (
     Endpoint("GET", "/group", "The group: members, partitions, lag, rebalances.", Scope.LOOK, _group),
     Endpoint("GET", "/topology", "What the source reads, handles, keeps and sends.", Scope.LOOK, _topology),
@@ -174,7 +183,14 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/views/{topic}", "The value of one key of a view.", Scope.QUERY, _view_key, _KEYS),
     Endpoint("GET", "/state", "The committed value of a key, from its owner.", Scope.QUERY, _state_key, _STATE_KEYS),
     Endpoint("GET", "/dead-letters", "Open dead letters, page by page.", Scope.QUERY, _letters, _LETTERS),
-    Endpoint("GET", "/parked-keys", "The parked keys that wait longest, from their owners.", Scope.QUERY, _parked),
+    Endpoint(
+        "GET",
+        "/parked-keys",
+        "The oldest parked keys, from their owners.",
+        Scope.QUERY,
+        _waiting("parked keys"),
+    ),
+    Endpoint("GET", "/jobs", "The oldest durable jobs, from their owners.", Scope.QUERY, _waiting("jobs"), _JOBS),
     Endpoint("GET", "/actions", "Actions, with their last runs.", Scope.LOOK, _actions),
     Endpoint(
         "POST", "/actions/{name}/start", "Start a run of an action.", Scope.ACT, _start, _NAME, {"type": "object"}

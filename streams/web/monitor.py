@@ -24,9 +24,10 @@ from streams.web.board import Board
 from streams.web.doors import Address
 from streams.web.facts import MemberFacts, Members, SourceFacts
 from streams.web.group_client import GroupClient
+from streams.web.jobs import JobTable
 from streams.web.letters import DeadLetters
 from streams.web.look_up import OwnerReads
-from streams.web.pages import ACT, DROP, REPLAY, Pages
+from streams.web.pages import DROP, REPLAY, Pages
 from streams.web.parked import ParkedTable
 from streams.web.serving import ServerThread, is_loopback
 from streams.web.site import Probes, Site
@@ -159,7 +160,7 @@ class Monitor:
         def register(function: ActionT) -> ActionT:
             if not _NAME.fullmatch(name):
                 raise RegistrationError(f"the action {name!r} must have a name of small letters, digits and dashes")
-            if name in self._actions or name in (REPLAY, DROP, ACT, DRAIN):
+            if name in self._actions or name in (REPLAY, DROP, ParkedTable.action, JobTable.action, DRAIN):
                 raise RegistrationError(f"there is an action {name!r} already")
             if self._server is not None:
                 raise RegistrationError(f"the action {name!r} comes too late: the monitor has started")
@@ -257,17 +258,19 @@ class Monitor:
         source = self._source
         letters = None if source is None else DeadLetters(source, group_client)
         owners = None if source is None else OwnerReads(source, group_client)
-        parked = None if source is None else ParkedTable(source, group_client)
         actions = dict(self._actions)
         if letters is not None:
             actions[REPLAY] = RegisteredAction(REPLAY, letters.replay)
             actions[DROP] = RegisteredAction(DROP, letters.drop)
-        if parked is not None:
-            actions[ACT] = RegisteredAction(ACT, parked.act)
+        waiting: dict[str, Any] = {}
+        if source is not None:
+            waiting = {"parked keys": ParkedTable(source, group_client), "jobs": JobTable(source, group_client)}
+        for table in waiting.values():
+            actions[table.action] = RegisteredAction(table.action, table.act)
         if source is not None and not self._is_elsewhere:
             actions[DRAIN] = RegisteredAction(DRAIN, _draining(source))
         board = Board(self._group, self._members, group_client, self._views)
-        return Site(self._group, board, source, self._views, letters, owners, parked, self._probes, actions)
+        return Site(self._group, board, source, self._views, letters, owners, waiting, self._probes, actions)
 
 
 class _Application:

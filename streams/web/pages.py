@@ -41,6 +41,7 @@ _PAGES: Final = {
     "state": "/state",
     "dead letters": "/dead-letters",
     "parked keys": "/parked-keys",
+    "jobs": "/jobs",
     "actions": "/actions",
     "settings": "/settings",
 }
@@ -53,9 +54,8 @@ REPLAY: Final = "replay-dead-letters"
 """The built-in action that sends dead letters again."""
 DROP: Final = "drop-dead-letters"
 """The built-in action that settles dead letters without sending them."""
-ACT: Final = "act-on-parked-keys"
-"""The built-in action that has parked keys tried at once, or lets their events go."""
-_BUILT_IN: Final = (REPLAY, DROP, ACT)
+_WAITING: Final = ("parked keys", "jobs")
+"""Pages of what waits."""
 
 
 class Pages:
@@ -112,7 +112,7 @@ class Pages:
             Route("/actions/cancel", self._cancel, methods=["POST"]),
             Route("/dead-letters/replay", self._settle(REPLAY), methods=["POST"]),
             Route("/dead-letters/drop", self._settle(DROP), methods=["POST"]),
-            Route("/parked-keys/act", self._act_on_parked, methods=["POST"]),
+            *(Route(f"{_PAGES[name]}/act", self._act_on(name), methods=["POST"]) for name in _WAITING),
             Route(STREAM_PATH, self._events),
             Route("/static/{name}", self._file),
             Route("/live", self._live),
@@ -170,10 +170,11 @@ class Pages:
                     given["found"] = problem_with(error)
         elif name == "dead letters":
             given.update(await self._letters(request) if site.letters and given["may_query"] else {"letters": None})
-        elif name == "parked keys":
-            given["parked"] = await self._parked() if site.parked and given["may_query"] else None
+        elif name in _WAITING:
+            given["waiting"] = await self._waiting(name, request) if site.waiting and given["may_query"] else None
         elif name == "actions":
-            given["actions"] = [action for action in site.actions.values() if action.name not in _BUILT_IN]
+            built_in = {REPLAY, DROP, *(table.action for table in site.waiting.values())}
+            given["actions"] = [action for action in site.actions.values() if action.name not in built_in]
             given["running"] = [action.name for action in site.actions.values() if action.running]
         elif name == "settings":
             try:
@@ -236,11 +237,10 @@ class Pages:
             "next": f"/dead-letters?{urlencode({**given, 'after': letters['next']})}" if letters["next"] else "",
         }
 
-    async def _parked(self) -> dict[str, Any]:
-        table = self._site.parked
-        assert table is not None
+    async def _waiting(self, name: str, request: Request) -> dict[str, Any]:
+        table = self._site.waiting[name]
         try:
-            return await table.read()
+            return await table.read(**api.chosen_jobs(name, request))
         except StreamsError as error:
             return table.nothing(str(error))
 
@@ -357,21 +357,27 @@ class Pages:
 
         return start
 
-    async def _act_on_parked(self, request: Request) -> Response:
-        action, form = self._site.actions.get(ACT), fields_of(request.state.body)
-        if action is None:
-            return self.refuse(request, 404, "no source is named")
-        deed, places = form.get("deed", [""])[-1], form.get("place", [])
-        if not places:
-            return await self._render(request, "parked keys", 400, "Choose keys first.")
-        if deed != "retry" and not form.get("sure"):
-            return await self._render(request, "parked keys", 400, "To let events go, say that you are sure.")
-        as_letters = deed != "retry" and bool(form.get("letters"))
-        try:
-            action.start({"action": deed, "places": places, "as_letters": as_letters}, self._site.who(request))
-        except ActionRefused as error:
-            return await self._render(request, "parked keys", 409 if action.running else 400, str(error))
-        return RedirectResponse("/actions", 303)
+    def _act_on(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def start(request: Request) -> Response:
+            table, form = self._site.waiting.get(name), fields_of(request.state.body)
+            if table is None:
+                return self.refuse(request, 404, "no source is named")
+            deed, places = form.get("deed", [""])[-1], form.get("place", [])
+            if not places:
+                return await self._render(request, name, 400, f"Choose {name.rpartition(' ')[2]} first.")
+            if deed != "retry" and not form.get("sure"):
+                return await self._render(request, name, 400, table.doubt)
+            order: dict[str, Any] = {"action": deed, "places": places}
+            if deed != "retry" and form.get("letters"):
+                order["as_letters"] = True
+            action = self._site.actions[table.action]
+            try:
+                action.start(order, self._site.who(request))
+            except ActionRefused as error:
+                return await self._render(request, name, 409 if action.running else 400, str(error))
+            return RedirectResponse("/actions", 303)
+
+        return start
 
     # -- files, probes, metrics ----------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from streams.web.actions import RegisteredAction
 from streams.web.board import Board
 from streams.web.letters import DeadLetters
 from streams.web.look_up import OwnerReads
-from streams.web.parked import ParkedTable
+from streams.web.waiting import WaitingTable
 
 
 class Probes(Protocol):
@@ -49,7 +49,8 @@ class Site:
     views: Sequence[View[Any, Any]] = ()
     letters: DeadLetters | None = None
     owners: OwnerReads | None = None
-    parked: ParkedTable | None = None
+    waiting: Mapping[str, WaitingTable[Any]] = field(default_factory=dict)
+    """By the names of their pages."""
     probes: Probes | None = None
     actions: dict[str, RegisteredAction] = field(default_factory=dict)
 

@@ -17,9 +17,11 @@ from tests.broker.permissions_kit import (
 command("lag", rights=["Describe topic SOURCE", "Describe group GROUP"], behind=1)
 command("group", rights=["Describe group GROUP"], behind=1)
 commands(
-    "`kes state ls`, `get`, `scan`, `export`, `diff`, `verify --what changelog`; `kes parked list`, `show`",
+    "`kes state ls`, `get`, `scan`, `export`, `diff`, `verify --what changelog`; `kes parked list`, `show`; "
+    "`kes jobs list`, `show`",
     "state ls",
     "parked list",
+    "jobs list",
     "state get a",
     "state scan",
     "state export FILE",

@@ -44,7 +44,8 @@ async def view_of(office: Office, kes: Kes) -> None:
 
 
 @feature(
-    "`StateReader`, `kes state get --ask-owner`; `kes parked retry`, `skip-head`, `drop` by running members",
+    "`StateReader`, `kes state get --ask-owner`; `kes parked retry`, `skip-head`, `drop` and `kes jobs retry`, "
+    "`cancel` by running members",
     "Describe topic SOURCE",
     "Describe group GROUP",
     "Describe group GROUP.*",
@@ -66,7 +67,7 @@ async def state_reader(office: Office, kes: Kes) -> None:
             async with StateReader(config, key=str, value=int) as reader:
                 assert (await reader.get("a")).value == 1
             async with ParkedClient(config) as operators:
-                assert await operators.find("", 10.0) == []
+                assert await operators.find(10.0) == []
     finally:
         await asyncio.to_thread(server.close)
 

@@ -148,7 +148,9 @@ def test_killed_at_steps_of_parking(
     rng, folder, snapshots = random.Random(seed), tmp_path / "state", tmp_path / "snapshots"
     kept = {"BANK_FOLDER": str(folder), "BANK_SNAPSHOTS": str(snapshots)}
     settings = {**parked_bank.settings, **kept, "BANK_HANDLER": handler, "BANK_JOB_MS": "20"}
-    load = parked_bank.load(ENDLESS, KEYS, seed, 150)
+    # Work ahead takes up to 20 ms for each first event of a queue. What comes in while a member dies and starts queues
+    # behind them: more of it, and a queue that is to be empty is not within the patience on a machine that is slow.
+    load = parked_bank.load(ENDLESS, KEYS, seed, 150 if handler == "plain" else 30)
     for step, point in rng.sample(points, len(points)):
         # While all is broken, keys that are parked already fail for the first time no more, and none opens.
         parked_bank.broken(step not in ("failed", "left", "opened") and rng.random() < 0.25)
@@ -223,7 +225,7 @@ def test_an_owner_dies_while_it_answers_an_operator(
 
     async def operate() -> ParkedQueue:
         async with ParkedClient(group.source.config) as client:
-            found = await client.find("", 30.0)
+            found = await client.find(30.0)
             number, queue = next((number, each) for number, each in found if each.next - each.head > 1)
             acting = asyncio.create_task(
                 client.act(number, action, [queue.named], as_letters=True, timeout_seconds=60.0)

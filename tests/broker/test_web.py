@@ -32,7 +32,7 @@ from streams.web import ActionRun, Monitor  # isort: skip
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
 PARTITIONS = 4
-PAGES = ["overview", "source", "views", "state", "dead letters", "parked keys", "actions", "settings"]
+PAGES = ["overview", "source", "views", "state", "dead letters", "parked keys", "jobs", "actions", "settings"]
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[31m\u202e&\"'</script>"
 SHOWN = "<img src=x onerror=alert(1)>\\x1b[31m\\u202e&\"'</script>"
 

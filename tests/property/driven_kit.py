@@ -7,6 +7,7 @@ state are a fold of the input, in order, each event once).
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -240,7 +241,10 @@ class Process:
 
         @self.source.register_event_type(TYPES["Later"])
         async def later(ctx: EventContext[Any], event: Any) -> Any:
-            return await last.schedule(ctx, self.item(ctx.input, event))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                rest = last.schedule(ctx, self.item(ctx.input, event))
+            return await rest
 
     def register_handlers(self) -> None:
         source = self.source

@@ -228,7 +228,7 @@ operations = st.lists(
 def test_jobs_are_lists(steps: list[tuple[str, int]]) -> None:
     jobs, log, lines = Jobs(), dict[str, bytes](), list[dict[str, bytes | None]]()
     lanes: dict[bytes, list[int]] = {}
-    started = 0
+    started, clock = 0, 7
 
     def change(changes: dict[str, Timer | None]) -> list[str]:
         numbered = jobs.numbered(changes, "kes-1-0")
@@ -265,11 +265,14 @@ def test_jobs_are_lists(steps: list[tuple[str, int]]) -> None:
         elif record is not None and what in ("fail", "park"):
             change({name: record.changed(NEVER_MS, attempts=record.state.attempts + 1, parked=what == "park")})
         elif record is not None and what == "act":
-            assert jobs.acted(SeenJob(name, record.state.number + 1), "retry", 7) is None
-            acted = jobs.acted(SeenJob(name, record.state.number), "cancel" if which else "retry", 7)
-            assert acted is not None
-            jobs.set(acted)
-            change({name: acted})
+            action, seen = "cancel" if which else "retry", SeenJob(name, record.state.number, record.state.since_ms)
+            assert jobs.acted(seen._replace(number=seen.number + 1), action, clock) is None
+            acted, clock = jobs.acted(seen, action, clock), clock + 1
+            assert (acted is None) is record.state.cancelled
+            if acted is not None:
+                jobs.set(acted)
+                change({name: acted})
+                assert jobs.acted(seen, action, clock) is None  # a request that is repeated
         there = list(jobs.by_name.values())
         assert jobs.figures()[:2] == (len(there), sum(one.state.parked for one in there))
         assert jobs.size == sum(len(one.state.item) for one in there)

@@ -29,6 +29,7 @@ from streams.outcomes import ErrorResponse, Retry
 from streams.records import Change, IncomingRecord, Output, TopicPartition
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.partition.event_context import EventContext as Context
+from streams.runtime.partition.failures import Cancellation
 from streams.runtime.partition.reorder_buffer import Entry
 from streams.runtime.partition.unit import Unit
 from streams.runtime.partition.worker import PartitionWorker
@@ -135,6 +136,7 @@ class World:
             now=lambda: 0.0,
             wall_ms=lambda: 5,
             fires_timers=False,
+            cancellation=Cancellation(),
             measure=self.measured.append,
             exit_now=self._exit,
             pool=self,

@@ -8,7 +8,8 @@ from typing import Any
 
 from streams.core.parking import PREFIX, Queue
 from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
-from streams.runtime.queries.parked import ParkedQueue, ParkedRequest, answered
+from streams.runtime.queries.operating import answered
+from streams.runtime.queries.parked import ParkedQueue, ParkedRequest
 from streams.testing.simulation.virtual_time import elapse
 
 FIRST_PAUSE = 0.1

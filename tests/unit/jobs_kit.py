@@ -8,6 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from streams import AsyncJobScheduler, EventContext, EventSource, EventSourceConfig, Retry, Table, event_type
+from streams.core.jobs import PREFIX
+from streams.runtime.changelog import decode_timer, timer_key
 from streams.runtime.partition.job_runs import JobRun
 from streams.settings import SchedulerConfig
 from streams.testing import TestDriver
@@ -51,6 +53,7 @@ class Shop:
         self.on_error: Retry | None = None
         self.takes_failures = True
         self.defines_jobs = True
+        self.concurrency: int | None = None
         self.calls: list[tuple[int, str, int]] = []
         self.answered: list[int] = []
         self.failed: list[tuple[int, str]] = []
@@ -104,7 +107,6 @@ class Shop:
                 on_error=self.on_error,
             )
 
-        @source.on(on_error=self.settings.get("error_policy"))
         def on_order(ctx: EventContext[Table[str, tuple[int, ...]]], event: Order) -> None:
             if event.act == "cancel":
                 ctx.cancel_job(event.name or "")
@@ -115,6 +117,11 @@ class Shop:
             if event.act == "fail":
                 raise RuntimeError(f"no {event.number}")
 
+        async def ahead(ctx: EventContext[Table[str, tuple[int, ...]]], event: Order) -> None:
+            on_order(ctx, event)
+
+        handler, policy = on_order if self.concurrency is None else ahead, self.settings.get("error_policy")
+        source.register_event_type(Order, handler, on_error=policy, concurrency=self.concurrency)
         return source
 
     def driver(self, **options: Any) -> TestDriver[Table[str, tuple[int, ...]]]:
@@ -126,3 +133,11 @@ def order(driver: TestDriver[Any], *numbers: int, key: str = "a", wait: bool = T
         driver.send(Order(number, key, **more), key=key, wait=False)
     if wait:
         driver.settle()
+
+
+def job_records(driver: TestDriver[Any], partition: int = 0) -> dict[str, Any]:
+    """The jobs in the changelog, by the names of their records."""
+    log = driver._world.broker.log(driver._world.config.changelog, partition)
+    records = [each for each in log.committed(0, log.end) if (each.key or b"").startswith(timer_key("@job"))]
+    timers = dict(map(decode_timer, records))
+    return {name.removeprefix(PREFIX): timer for name, timer in timers.items() if timer is not None}

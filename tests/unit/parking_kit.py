@@ -16,10 +16,10 @@ from streams import (
     EventContext,
     EventSource,
     EventSourceConfig,
-    Retry,
     Table,
     event_type,
 )
+from streams.outcomes import ErrorPolicy
 from streams.runtime.partition.parked_events import QUEUES
 from streams.settings import BatcherConfig, SchedulerConfig
 from streams.testing import TestDriver
@@ -52,7 +52,7 @@ class Bank:
     """
 
     def __init__(
-        self, policy: Retry = PARK, way: str = "plain", *, concurrency: int = 4, keys: int = 1000, **settings: Any
+        self, policy: ErrorPolicy = PARK, way: str = "plain", *, concurrency: int = 4, keys: int = 1000, **settings: Any
     ) -> None:
         self.broken: set[int] = set()
         self.attempts: list[tuple[int, int]] = []

@@ -21,7 +21,7 @@ from streams.runtime.bridge import Worker, in_process
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from streams.runtime.engine import Engine
 from streams.runtime.reading.poller import Poller
-from streams.source.declaring import Handler
+from streams.source.declaring_handlers import Handler
 from tests.unit.waiting import PATIENCE, until
 from tests.vocabulary import TOTALS, Named, config_of
 

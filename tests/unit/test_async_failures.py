@@ -283,7 +283,9 @@ def test_finalizers_may_fail_wait_and_schedule_again() -> None:
             case "twice" if ctx.attempt == 1:
                 raise RuntimeError("not yet")
             case "again":
-                return await again.schedule(ctx, Named("more"))
+                with pytest.warns(DeprecationWarning, match="start a durable job"):
+                    rest = again.schedule(ctx, Named("more"))
+                return await rest
         return finalize(ctx, event, result)
 
     scheduler: Any = AsyncJobScheduler(source, shout, final, config=SchedulerConfig(concurrency=1))

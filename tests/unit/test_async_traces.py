@@ -224,7 +224,10 @@ def test_work_in_a_handler_that_has_its_turn(kind: str, blocking: bool) -> None:
     world = World(kind, ahead=False)
 
     def schedule(ctx: EventContext[Any], event: Named) -> Any:
-        return ExecutionState.COMPLETE if event.name == "none" else world.stage.schedule(ctx, event)
+        if event.name == "none":
+            return ExecutionState.COMPLETE
+        with pytest.warns(DeprecationWarning, match="start a durable job"):
+            return world.stage.schedule(ctx, event)
 
     async def submit(ctx: EventContext[Any], event: Named) -> None:
         items = await world.stage.submit(ctx, items_of(event))

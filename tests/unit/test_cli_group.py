@@ -22,7 +22,7 @@ from streams.kafka.wire import group_bytes
 from streams.looks import group_picture, group_reader
 from streams.looks.group_picture import Picture, facts, partition_rows
 from streams.model.group import Assignment, Copies, MemberReport, Shelf
-from streams.statistics import ParkedStatistics
+from streams.statistics import JobStatistics, ParkedStatistics
 from tests.unit.cli_group_kit import (
     BEGAN,
     Cluster,
@@ -161,12 +161,16 @@ def test_a_move_is_shown_only_while_it_is_under_way(moving: GroupView) -> None:
 
 
 def test_the_same_as_data(moving: GroupView) -> None:
-    live = handing_over("a", 1, id_of("b")) | told("b", parked=(ParkedStatistics(2, 1, 9, int(BEGAN * 1000)),))
+    live = handing_over("a", 1, id_of("b")) | told(
+        "b", parked=(ParkedStatistics(2, 1, 9, int(BEGAN * 1000)),), jobs=(JobStatistics(1, 3, int(BEGAN * 1000)),)
+    )
     picture = Picture(view=moving, lags={"orders": lags(1, 2, 3, 4)}, live=live)
     assert "1 parked key with 9 events: partition 2 (1 key, 9 events, for 2 min 05 s)" in text_of(picture)
-    assert group_picture.headline(picture).endswith(", 1 parked key")
+    assert "3 parked jobs: partition 1 (3 parked, the oldest job for 2 min 05 s)" in text_of(picture)
+    assert group_picture.headline(picture).endswith(", 1 parked key, 3 parked jobs")
     found = json.loads(json.dumps(group_picture.facts(picture)))
     assert found["parked"] == [{"partition": 2, "keys": 1, "events": 9, "since_ms": int(BEGAN * 1000)}]
+    assert found["jobs"] == [{"partition": 1, "parked": 3, "since_ms": int(BEGAN * 1000)}]
     assert found["state"] == "Stable"
     assert found["members"][1]["owned"] == {"orders": [1]}
     assert found["members"][0]["releasing"] == {"1": "b"}

@@ -18,7 +18,7 @@ from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.questions.admin import Watermarks, standing
 from streams.kafka.questions.lags import PartitionLag, Tails
 from streams.kafka.settings import ClientSettings
-from streams.statistics import ParkedStatistics
+from streams.statistics import JobStatistics, ParkedStatistics
 from tests.unit.cli_group_kit import BEGAN, told
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of
 
@@ -60,16 +60,24 @@ def test_parked_keys_are_named_where_the_lag_is_0(
     members.live = told("a", parked=(ParkedStatistics(1, 2, 17, since),)) | told(
         "b", at_ms=int(BEGAN * 1000) + 1, parked=(ParkedStatistics(1, 3, 18, since), ParkedStatistics(0, 1, 1, 90_000))
     )
-    admin.lags = [[partition(0, 7, 7)]] * 8
+    members.live |= told("c", jobs=(JobStatistics(3, 0, since), JobStatistics(2, 1, since + 1)))
+    admin.lags = [[partition(0, 7, 7)]] * 20
     said = "4 parked keys with 19 events: partition 1 (3 keys, 18 events, for 3 min 00 s); partition 0 (1 key, 1 event"
     assert said in " ".join(kes(*AT).lines)
     assert kes(*AT, "--json").data["parked"] == [
         {"partition": 1, "keys": 3, "events": 18, "since_ms": since},
         {"partition": 0, "keys": 1, "events": 1, "since_ms": 90_000},
     ]
-    assert said in kes(*WATCH).lines[-1]
+    text = "1 parked job: partition 3 (the oldest job for 3 min 00 s); partition 2 (1 parked, the oldest job for 3 min"
+    assert text in " ".join(kes(*AT).lines)
+    watched = kes(*WATCH).lines[-1]
+    assert (said in watched, text in watched) == (True, True)
+    assert kes(*AT, "--json").data["jobs"][1] == {"partition": 2, "parked": 1, "since_ms": since + 1}
+    members.live = told("c", jobs=tuple(JobStatistics(number, 0, since) for number in range(7)), jobs_more=2)
+    assert "old jobs: partition 0 (the oldest job for" in " ".join(kes(*AT).lines)
+    assert "and 4 further partitions" in " ".join(kes(*AT).lines)
     members.live, members.problems = {}, ("the members' status is not known: not authorised",)
-    assert "parked keys: the members' status is not known: not authorised" in kes(*AT).lines
+    assert "parked keys and jobs: the members' status is not known: not authorised" in kes(*AT).lines
 
 
 def test_lag_of_a_source_once(kes: Kes, admin: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from streams import AsyncJobScheduler, EventContext
+from streams import DEAD_LETTER, AsyncJobScheduler, EventContext
 from streams.core.assignor import sticky_plan
 from streams.errors import BrokerUnavailable, ConfigError, Stopped, TopicError
 from streams.kafka.group.connect import connect_group
@@ -24,7 +24,7 @@ from streams.runtime import engine as lifecycle
 from streams.runtime import system
 from streams.runtime.bridge import Worker
 from streams.runtime.ownership.range_reader import RangeReader
-from tests.unit.runtime_kit import Bench, Connections
+from tests.unit.runtime_kit import Bench, Connections, nothing
 from tests.unit.waiting import PATIENCE, wait_until
 from tests.vocabulary import Named
 
@@ -323,6 +323,39 @@ async def test_who_is_cancelled_again_while_its_jobs_end_lets_everything_go(benc
     assert task.done()
     await bench.until_all_threads_ended()
     end.set()
+
+
+@pytest.mark.parametrize("work", ["idle", "async", "concurrent", "callback"])
+def test_the_end_of_the_event_loop_is_a_cancellation_and_no_error(work: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It cancels all tasks, each for itself."""
+    tasks = list[asyncio.Task[None]]()
+
+    async def run_and_leave() -> Bench:
+        bench, begun = Bench(), asyncio.Event()
+
+        async def wait(ctx: EventContext[Any], event: object) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def activated(source: object, change: object) -> None:
+            if work == "callback":
+                begun.set()
+                await asyncio.Event().wait()
+
+        source = bench.make(error_policy=DEAD_LETTER)
+        source.on_activated(activated)
+        options: Any = {"concurrency": 2} if work == "concurrent" else {}
+        handlers: dict[str, Any] = {"async": wait, "concurrent": wait}
+        source.register_event_type(Named, handlers.get(work, nothing), **options)
+        tasks.append(await bench.start("a"))
+        if work != "idle":
+            await begun.wait()
+        return bench
+
+    bench = asyncio.run(run_and_leave())
+    assert tasks[0].cancelled()
+    assert not bench.broker.logs["g.in.dead-letters", 0]
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
 async def test_what_can_not_be_connected_leaves_no_thread(bench: Bench) -> None:

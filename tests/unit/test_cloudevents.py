@@ -213,14 +213,17 @@ def test_what_is_written_is_read_again_and_has_none_of_our_headers(is_structured
 
 @pytest.mark.parametrize("kind", [{}, {"blocking": True}, {"concurrency": 4}], ids=["plain", "blocking", "concurrent"])
 def test_an_event_that_is_handled_again_has_the_same_ids(kind: dict[str, Any]) -> None:
-    """After a failure, and after a crash before the commit."""
+    """After a failure, after a crash before the commit, and once a metric is added."""
     policy = Retry(attempts=3, backoff_seconds=0.01)
     config = EventSourceConfig(group_id="g", topic="orders", num_partitions=1, error_policy=policy)
     source, calls = EventSource(config, Table.factory(key=str, value=int)), list[int]()
     source.output(OUT, form=CloudEvents(source="/bank"))
+    source.metric("tries", "counter")
 
     def work(ctx: Any, event: CloudOrder) -> None:
+        ctx.count("tries")
         ctx.forward(OUT, event, key="a")
+        ctx.count("tries")
         calls.append(ctx.offset)
         if calls.count(ctx.offset) == 1 and event.cents == 1:
             raise ValueError("once")
@@ -308,6 +311,43 @@ def test_the_end_of_a_durable_job_has_the_time_of_its_start(broken: bool) -> Non
     assert event is not None
     assert datetime.fromisoformat(event.time).timestamp() == pytest.approx(began[0], abs=0.001)
     assert ids == [event.id] * (1 + broken)
+
+
+@pytest.mark.parametrize("setter", ["event", "timer", "interjection"])
+def test_a_timer_that_is_set_again_for_the_same_time_has_other_ids(setter: str) -> None:
+    """Receivers would drop what its second firing sends; and after a crash each firing keeps its ids."""
+    source = EventSource(EventSourceConfig(group_id="g", topic="orders", num_partitions=1))
+    source.output(OUT, form=CloudEvents(source="/bank"))
+    first = list[Any]()
+
+    def set_it(ctx: Any) -> None:
+        first[:] = first or [ctx.now]
+        ctx.schedule_at(first[0], CloudOrder("a", 1), name="close")
+
+    @source.on
+    def ordered(ctx: Any, event: CloudOrder) -> None:
+        if ctx.timer is None:
+            set_it(ctx)
+        else:
+            ctx.forward(OUT, event, key="a")
+            if setter == "timer" and event.cents:
+                ctx.schedule_at(first[0], CloudOrder("a", 0), name="close")
+
+    with TestDriver(source) as driver:
+        for number in range(1 if setter == "timer" else 3):
+            if number == 1 and setter == "event":
+                driver.at("commit.before", driver.crash, skip=1)  # the commit of what it fires as
+            if setter == "interjection":
+                driver.interject(0, set_it)
+            else:
+                driver.send(CloudOrder("a", 1), key="k", wait=False)
+            driver.advance(2)
+            if not driver.members:
+                driver.restart()
+                driver.settle()
+        driver.check()
+        ids = [event.id for event in map(attributes_of, driver.outputs(OUT)) if event is not None]
+    assert len(set(ids)) == len(ids) == (2 if setter == "timer" else 3)
 
 
 def test_the_own_topic_is_written_in_its_form() -> None:

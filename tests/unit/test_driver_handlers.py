@@ -28,7 +28,8 @@ from streams import (
 )
 from streams.errors import EventFailure, StoreError
 from streams.metrics import EventFailed, Measurement
-from streams.runtime.partition.dead_letters import LONGEST_TEXT, LONGEST_TRACE
+from streams.runtime.partition.dead_letters import LONGEST_TEXT
+from streams.runtime.partition.failures import LONGEST_TRACE
 from streams.testing import TestDriver
 from tests.unit.handlers_kit import OUT, config, counts, driven, letters, misbehave, send, totals
 from tests.vocabulary import KINDS, TOTALS, Added, Total, Words, count, register, tell_total, write

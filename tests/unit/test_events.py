@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,21 @@ def test_upcasting_a_custom_codec_and_a_pydantic_model(base: type) -> None:
         kind.decode(b"\xc1", 1)
     with pytest.raises(DecodeError, match="upcaster from version 1 failed"):
         kind.decode(msgspec.msgpack.encode({}) if base is msgspec.Struct else b"{}", 1)
+
+
+def test_an_upcaster_that_raises_a_cancellation_is_the_values_problem() -> None:
+    """Passed on, it would end the task of the partition."""
+
+    @event_type(version=2)
+    class Stepped(msgspec.Struct):
+        n: int
+
+    @upcaster(Stepped, from_version=1)
+    def step(old: dict[str, Any]) -> dict[str, Any]:
+        raise asyncio.CancelledError
+
+    with pytest.raises(DecodeError, match="upcaster from version 1 failed: CancelledError"):
+        event_type_of(Stepped).decode(b"{}", 1)
 
 
 def test_pydantic_errors_do_not_show_the_input() -> None:

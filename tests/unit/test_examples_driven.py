@@ -25,16 +25,16 @@ from examples.async_work import (
     chained_stages,
     payment_timeout,
     rate_limit,
-    retry_later,
     seed_from_database,
+    webhooks,
     write_by_key,
 )
 from examples.async_work.call_service import PaymentFailed, PaymentMade, PaymentRequested
 from examples.async_work.chained_stages import Billed, ReadingsUploaded
 from examples.async_work.payment_timeout import OrderClosed, OrderPaid, OrderPlaced
 from examples.async_work.rate_limit import CallWanted
-from examples.async_work.retry_later import GivenUp, Scored, Transfer
 from examples.async_work.seed_from_database import AccountBalance, MoneyMoved
+from examples.async_work.webhooks import ShopRegistered, WebhookDelivered, WebhookGivenUp
 from examples.async_work.write_by_key import OrderChanged
 from streams.testing import TestDriver
 
@@ -133,50 +133,62 @@ def test_stages_in_a_chain_keep_the_order_of_each_meter(serve: Serve) -> None:
         assert [bill.owed_cents for bill in bills if bill.meter == f"meter-{meter}"][-1] == 10 * sum(used)
 
 
-def test_what_comes_behind_a_parked_transfer_waits_for_it(serve: Serve) -> None:
-    is_down = True
-    serve(lambda request: (0.01, 503 if is_down and "first" in request.url.path else 200, {"score": 1}))
-    with TestDriver(retry_later.source) as driver:
-        for name, account in (("first", "ada"), ("second", "ada"), ("other", "bob")):
-            driver.send(Transfer(name, account, 1), key=account, wait=False)
-        driver.settle()
-        assert [event.transfer for event in driver.outputs(retry_later.SCORED, Scored)] == ["other"]
-        driver.crash()
-        is_down = False
-        driver.restart()
-        driver.send(Transfer("third", "ada", 1), key="ada")
-        assert [event.transfer for event in driver.outputs(retry_later.SCORED, Scored)] == ["other"]
-        driver.advance(5)
-        driver.settle()
-        scored = driver.outputs(retry_later.SCORED, Scored)
-        assert [event.transfer for event in scored] == ["other", "first", "second", "third"]
-        assert not any(dict(store.items()) for store in driver.stores().values())
-        driver.check()
+@pytest.mark.parametrize("seed", range(2))
+def test_each_order_is_told_with_one_id_and_once_in_the_output(serve: Serve, seed: int) -> None:
+    """To shops that fail and hang, are down for hours, or do not want it; the member crashes and stops meanwhile."""
+    rng = random.Random(seed)
+    ids, first, down = defaultdict[str, set[str]](set), defaultdict[str, list[str]](list), {"dead"}
 
+    def receive(request: httpx.Request) -> tuple[float, int, Any]:
+        order = json.loads(request.content)["order"]
+        ids[order].add(request.headers["Idempotency-Key"])
+        if request.url.host in down:
+            return 0.1, 503, {}
+        if request.url.host == "gone":
+            return 0.1, 410, {}
+        what = rng.random()
+        if what < 0.25:
+            return rng.random(), 500, {}
+        if what < 0.3:
+            return 100.0, 200, {}  # too late
+        if order not in first[request.url.host]:
+            first[request.url.host].append(order)
+        return rng.random(), 200, {}
 
-def test_a_transfer_is_given_up_and_the_next_one_goes_on(serve: Serve) -> None:
-    asked = list[float]()
-
-    def answer(request: httpx.Request) -> tuple[float, int, Any]:
-        if "poison" not in request.url.path:
-            return 0.01, 200, {"score": 1}
-        asked.append(asyncio.get_running_loop().time())
-        return 0.01, 500, {}
-
-    serve(answer)
-    with TestDriver(retry_later.source) as driver:
-        for name in ("poison", "next"):
-            driver.send(Transfer(name, "ada", 1), key="ada")
-        driver.at("commit.before", driver.crash)
-        while len(driver.outputs(retry_later.SCORED)) < 2 and driver.now < 60:
-            driver.advance(1)
+    serve(receive)
+    shops = ("quick", "slow", "dead", "gone")
+    with TestDriver(webhooks.source, seed=seed) as driver:  # one client at a time
+        for shop in shops:
+            driver.send(ShopRegistered(shop, f"http://{shop}/hook"), key=shop, wait=False)
+        for number in range(40):
+            shop = shops[number % 4]
+            driver.send(webhooks.OrderPaid(shop, f"{shop}-{number}", number), key=shop, wait=False)
+        driver.at("commit.before" if seed % 2 else "commit.after", driver.crash, skip=seed)
+        for _ in range(8):
+            driver.advance(rng.uniform(0.1, 60))
+            if driver.members and rng.random() < 0.5:
+                rng.choice([driver.crash, driver.leave])()
             if not driver.members:
                 driver.restart()
-        given_up, scored = driver.outputs(retry_later.SCORED, Scored, GivenUp)
+
+        def told() -> list[Any]:
+            return driver.outputs(webhooks.TOLD, WebhookDelivered, WebhookGivenUp)
+
+        assert len(told()) >= 10
+        assert [event for event in told() if event.order.startswith("dead")] == []
+        down.clear()
+        while driver.jobs():
+            driver.advance(600)
+        ends = told()
         driver.check()
-    assert (given_up.transfer.transfer, given_up.attempts) == ("poison", retry_later.MOST_ATTEMPTS)
-    assert scored.transfer == "next"
-    assert len(asked) == retry_later.MOST_ATTEMPTS + 1, "one of them was lost with the crash"
+    orders = {shop: [f"{shop}-{number}" for number in range(40) if shops[number % 4] == shop] for shop in shops}
+    assert sorted(event.order for event in ends) == sorted(order for each in orders.values() for order in each)
+    assert {event.reason for event in ends if isinstance(event, WebhookGivenUp)} == {"HTTPStatusError"}
+    for shop in shops:
+        assert [event.order for event in ends if event.order in orders[shop]] == orders[shop]
+        assert shop == "gone" or first[shop] == orders[shop]
+    assert {len(used) for used in ids.values()} == {1}
+    assert len({name for used in ids.values() for name in used}) == 40
 
 
 @pytest.mark.parametrize("is_paid", [False, True])

@@ -119,6 +119,37 @@ def test_chains_and_work_that_depends_on_the_store(program: Program) -> None:
         assert len(driver.outputs("payments", guide.PaymentMade)) == 1
 
 
+def test_what_comes_behind_a_transfer_that_is_tried_later_waits_for_it(program: Program) -> None:
+    """Over its attempts, a crash, and an hour."""
+    guide, down, asked = program("guides/retries-and-timeouts"), {"first"}, list[str]()
+
+    async def ask(transfer: Any) -> int:
+        asked.append(transfer.transfer)
+        if transfer.transfer in down:
+            raise ConnectionError("down")
+        return 7
+
+    guide.ask_the_service = ask
+    with TestDriver(guide.source) as driver:
+
+        def told() -> list[str]:
+            return [event.transfer for event in driver.outputs("scored", guide.Scored)]
+
+        for name, account in (("first", "ada"), ("second", "ada"), ("other", "bob")):
+            driver.send(guide.Transfer(name, account), key=account, wait=False)
+        driver.advance(20)
+        assert (told(), asked.count("first")) == (["other"], 4)
+        driver.crash()
+        driver.restart()
+        driver.send(guide.Transfer("third", "ada"), key="ada", wait=False)
+        driver.advance(20)
+        assert told() == ["other"]
+        down.clear()
+        driver.advance(3600)
+        assert told() == ["other", "first", "second", "third"]
+        driver.check()
+
+
 def test_batching(program: Program) -> None:
     guide = program("guides/batching")
     orders = [guide.Order(f"o{number}", "c", ["tea", "cup"] * (number % 3)) for number in range(8)]

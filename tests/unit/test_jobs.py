@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from streams import DEAD_LETTER, PARK, SKIP, EventFailure, Retry
-from streams.core.jobs import COUNTER, PREFIX
+from streams.core.jobs import COUNTER
+from streams.looks.letter_choice import problems_of
+from streams.looks.letters import Letter
 from streams.records import Record
-from streams.runtime.changelog import decode_timer, timer_key
 from streams.settings import GroupConfig, TimeoutConfig
-from streams.testing import TestDriver
-from tests.unit.jobs_kit import LONG, Call, Order, Shop, order
+from tests.unit.jobs_kit import LONG, Call, Order, Shop, job_records, order
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-
-def job_records(driver: TestDriver[Any], partition: int = 0) -> dict[str, Any]:
-    """The jobs in the changelog, by the names of their records."""
-    log = driver._world.broker.log(driver._world.config.changelog, partition)
-    records = [each for each in log.committed(0, log.end) if (each.key or b"").startswith(timer_key("@job"))]
-    timers = dict(map(decode_timer, records))
-    return {name.removeprefix(PREFIX): timer for name, timer in timers.items() if timer is not None}
 
 
 def numbers(shop: Shop) -> list[int]:
@@ -322,7 +315,10 @@ def test_other_last_words_let_the_job_go(policy: Retry) -> None:
         if letters:
             assert letters[0].header("__kes_dlq_handler") == b"tests.unit.jobs_kit.Shop.deliver"
             assert letters[0].value == b'{"number":1,"key":"a"}'
-            assert any(name.endswith("job_id") for name, _ in letters[0].headers or ())
+            box: Any = SimpleNamespace(partitions=lambda topic: 1)
+            [problem] = problems_of(box, [Letter(letters[0], 0, False)], {}, None)
+            job_id = shop.calls[0][1]
+            assert f"it is the end of a durable job (deliver, {job_id}), and no event: send an event" in problem
 
 
 def test_a_stop_meets_the_job_again() -> None:

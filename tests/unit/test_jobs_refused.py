@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from streams import DEAD_LETTER, PARK, SKIP, AsyncJobScheduler, EventContext, EventFailure, EventSource, Retry
 from streams import EventSourceConfig as Config
-from streams.core.jobs import COUNTER, Jobs
+from streams.core.jobs import COUNTER, PREFIX, Jobs
 from streams.errors import ConfigError, OffsetError, RegistrationError
 from streams.metrics import DurableJobEnded
 from streams.runtime.changelog import encode_timer, timer_key
@@ -17,7 +18,7 @@ from streams.runtime.partition.job_runs import JobRun
 from streams.settings import SchedulerConfig
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
-from tests.unit.jobs_kit import LONG, Call, Order, Shop, order
+from tests.unit.jobs_kit import LONG, Call, Order, Shop, job_records, order
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -267,3 +268,38 @@ def test_an_end_that_fails_names_the_users_function(which: str, policy: Retry) -
         named = [queue.state.handler for queue in queues]
         named += [(letter.header("__kes_dlq_handler") or b"").decode() for letter in driver.dead_letters()]
         assert named == [f"tests.unit.jobs_kit.Shop.source.<locals>.{which}"]
+
+
+def test_what_was_started_ahead_of_the_turn_is_held_to_the_bound_at_the_turn() -> None:
+    shop = Shop(ordered=False, error_policy=DEAD_LETTER, scheduler={"max_jobs": 2, "when_full": "fail"})
+    shop.concurrency = 8
+    shop.seconds = dict.fromkeys(range(10), 1000.0)
+    with shop.driver() as driver:
+        for number in range(6):
+            driver.send(Order(number, str(number)), key=str(number), wait=False)
+        driver.advance(5)
+        assert len(driver.jobs()) == 2
+        assert {letter.header("__kes_dlq_error") for letter in driver.dead_letters()} == {b"JobsFull"}
+        assert len(driver.dead_letters()) == 4
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_copy_has_jobs_as_they_are_in_the_changelog(has_ended: bool) -> None:
+    """Attempts that are kept in memory, and an end that waits for its turn, are not there for a new owner."""
+    shop = Shop()
+    shop.broken = {1}
+    with shop.driver() as driver:
+        driver.send(Order(1), key="a", wait=False)
+        driver.advance(0.9)
+        assert driver.jobs()[0].attempts == 1
+        worker = driver._worker(0)
+        assert worker is not None
+        if has_ended:
+            worker.timers.set_job(msgspec.structs.replace(worker.timers.jobs.by_name["@job/@0/0"], due_ms=0))
+        copied = {name: encode_timer(timer) for name, timer in worker.timers.contents().items()}
+        assert copied == {
+            name if name == COUNTER else PREFIX + name: encode_timer(timer)
+            for name, timer in job_records(driver).items()
+        }
+        driver.advance(10)
+        assert worker.timers.contents().keys() == {COUNTER}

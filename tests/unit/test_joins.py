@@ -41,7 +41,7 @@ def test_what_cannot_be_a_joined_table_is_refused() -> None:
         (lambda: source.input(CUSTOMERS), RegistrationError, "declared twice"),
         (lambda: source.join("orders", **given), RegistrationError, "event source's own"),
         (lambda: source.join("more", partitioner="md5", **given), ConfigError, "murmur2, crc32, fnv1a, or None"),  # type: ignore[arg-type]
-        (lambda: source.join("more", on_error="skip", **given), ConfigError, "such as SKIP"),  # type: ignore[arg-type]
+        (lambda: source.join("more", on_error="skip", **given), ConfigError, "must be an error policy"),  # type: ignore[arg-type]
         (lambda: source.join("more", key=float, value=int, ordered=True), ConfigError, "in order|codec"),
         (lambda: source.register_update(table, update), RegistrationError, "has an update handler already"),
         (lambda: source.register_update(Shop().customers), RegistrationError, "no joined table of this source"),

@@ -13,17 +13,19 @@ import msgspec
 import pytest
 
 from streams import PARK
-from streams.errors import ConfigError, MembershipLost, NotOwned, StoreError
+from streams.errors import ConfigError, MembershipLost, NotOwned
 from streams.records import Record
+from streams.runtime.partition.failures import MOST_TRACES
 from streams.runtime.queries import parked
-from streams.runtime.queries.parked import ParkedReply, ParkedRequest, answered, checked_request
+from streams.runtime.queries.operating import answered
+from streams.runtime.queries.parked import ParkedReply, ParkedRequest
 from streams.runtime.queries.points import PointRead
 from streams.settings import GroupConfig, QueryConfig
 from streams.testing import TestDriver
 from tests.unit.parking_kit import Add, Bank, add, parked_records
 from tests.unit.test_query_doors import SECRET, port_of, server, source_at
 
-from streams.queries.operating import ParkedClient, refuse_undone  # isort: skip
+from streams.queries.operating import ParkedClient  # isort: skip
 from streams.queries.routing import Server  # isort: skip
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, ticket  # isort: skip
 from streams.runtime.queries.questions import Question, Reply  # isort: skip
@@ -102,6 +104,28 @@ def test_the_events_of_a_queue_come_in_pages() -> None:
         assert [place.partition("@")[0] for _, place, _ in found] == ["adds"] * 4 + ["timer t"]
         assert [is_set for _, _, is_set in found] == [False] * 4 + [True]
         assert ask(driver, queue="0" * 32, first=0).events_of_it == ()
+
+
+def test_the_trace_of_the_last_failure_is_its_owners() -> None:
+    """Of the attempt that the queue's record names, and made by this process; in a list of all keys there is none."""
+    bank = Bank(queries=OPERATE)
+    bank.broken = {1}
+    with bank.driver() as driver:
+        add(driver, 1)
+        for _ in range(2):  # the one that parked it, and one of the head
+            [there] = ask(driver).queues
+            assert there.trace == ""
+            [alone] = ask(driver, queue=there.queue).queues
+            assert "parking_kit.py" in alone.trace
+            assert len(alone.trace.splitlines()) == 2
+            driver.advance(40)
+        traces = driver._worker(0).traces  # type: ignore[union-attr]
+        for number in range(MOST_TRACES):
+            traces.note(f"@park/{number}", ValueError("another"))
+        assert ask(driver, queue=there.queue).queues == ask(driver).queues
+        traces.note(f"@park/{there.queue}", ValueError("one that was never committed"))
+        assert ask(driver, queue=there.queue).queues == ask(driver).queues
+        assert len(traces._by_name) == MOST_TRACES
 
 
 @pytest.mark.parametrize("trouble", ["lost reply", "lost request", "abort", "crash", "evict"])
@@ -210,7 +234,8 @@ def test_queues_are_listed_by_age_in_pages(monkeypatch: pytest.MonkeyPatch) -> N
             (key.encode()[:256], len(key.encode())) for key in keys
         ]
         assert (reply.keys, reply.events) == (5, 5)
-        assert ask(driver, queue=found[2].queue).queues == (found[2],)
+        [alone] = ask(driver, queue=found[2].queue).queues
+        assert msgspec.structs.replace(alone, trace="") == found[2]
         assert ask(driver, queue="0" * 32).queues == ()
         assert ask(driver, "retry", seen=seen(reply)).done == (found[-1].queue,)
 
@@ -224,7 +249,7 @@ def test_queues_are_listed_by_age_in_pages(monkeypatch: pytest.MonkeyPatch) -> N
         ({"action": "delete"}, "the action is 'delete'"),
         ({"action": "drop"}, "an act names the queues"),
         ({"seen": (("0" * 32, 0, 1),)}, "a list names none"),
-        ({"action": "drop", "seen": (("0" * 32, 0, 1),) * 201}, "200 at most"),
+        ({"action": "drop", "seen": (("0" * 32, 0, 1),) * 201}, "200 at most; a list names none"),
         ({"action": "drop", "seen": (("0" * 32, 0, 1),) * 2}, "each queue once"),
         ({"action": "drop", "seen": (("../x", 0, 1),)}, "32 hexadecimal digits"),
         ({"queue": "A" * 32}, "32 hexadecimal digits"),
@@ -233,7 +258,7 @@ def test_queues_are_listed_by_age_in_pages(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_requests_that_cannot_be_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        checked_request(ParkedRequest(**{"group": "bank", "partition": 0} | fields), "bank", 1)
+        ParkedRequest(**{"group": "bank", "partition": 0} | fields).checked("bank", 1)
 
 
 def post(server: Any, path: str, ticket_path: str, body: bytes, secret: bytes = SECRET) -> tuple[int, bytes]:
@@ -270,8 +295,6 @@ async def test_a_client_says_what_it_does_not_know(server: Any, monkeypatch: pyt
         )  # fmt: skip
         with pytest.raises(NotOwned, match=r"not running\. It may have been carried out: see kes parked list"):
             await client.act(0, "drop", [queue.named], timeout_seconds=1.0)
-        with pytest.raises(StoreError, match="is another one by now"):
-            refuse_undone(frozenset(), queue)
         with monkeypatch.context() as older:
             older.setattr(ParkedRequest, "path", "/api/v1/not-yet")
             with pytest.raises(NotOwned, match="has no /api/v1/not-yet: its release is older"):

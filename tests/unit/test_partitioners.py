@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -83,11 +84,15 @@ def test_outputs_are_placed_as_declared(partitioner: Any) -> None:
     ("found", "said"),
     [
         (lambda: 1 // 0, "its partitioner choosy has failed: ZeroDivisionError"),
+        (
+            lambda: (_ for _ in ()).throw(asyncio.CancelledError),
+            "its partitioner choosy has failed: CancelledError",
+        ),
         (lambda: OUTPUTS, f"its partitioner choosy returned {OUTPUTS}: partitions are 0 to {OUTPUTS - 1}"),
         (lambda: -1, "returned -1"),
         (lambda: "0", "returned '0'"),
     ],
-    ids=["raises", "beyond", "negative", "text"],
+    ids=["raises", "cancels", "beyond", "negative", "text"],
 )
 def test_an_event_that_cannot_be_placed_meets_its_policy(
     found: Callable[[], Any], said: str, caplog: pytest.LogCaptureFixture

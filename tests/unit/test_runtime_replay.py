@@ -23,6 +23,7 @@ from streams import (
 )
 from streams.errors import RegistrationError, StreamsError
 from streams.events import event_type_of
+from streams.outcomes import ErrorPolicy
 from streams.records import IncomingRecord
 from streams.runtime.partition.dead_letters import PREFIX
 from streams.runtime.replay import Completed, PartitionReplay, Program
@@ -34,7 +35,7 @@ EXIT = Retry(attempts=1, then=ErrorResponse.FATALLY_EXIT)
 PATIENT = Retry(attempts=4, backoff_seconds=3600, max_backoff_seconds=3600)
 
 
-def program(handler: Callable[..., Any], policy: Retry = STOP, store: Any = TOTALS, kind: str = "") -> Program:
+def program(handler: Callable[..., Any], policy: ErrorPolicy = STOP, store: Any = TOTALS, kind: str = "") -> Program:
     source: EventSource[Any] = EventSource(config(4, error_policy=policy), store)
     register(source, handler, kind, event_class=Flaky)
     return source.program()

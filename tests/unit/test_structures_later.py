@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -312,15 +313,19 @@ def test_upcasters_are_taken_out_when_no_value_needs_them() -> None:
         loaded(Without.factory(), state).accounts.get("a")
 
 
-def test_upcasters_that_fail() -> None:
+@pytest.mark.parametrize("raised", [KeyError, asyncio.CancelledError])
+def test_upcasters_that_fail(raised: type[BaseException]) -> None:
+    def failing(old: dict[str, Any]) -> dict[str, Any]:
+        raise raised
+
     class Failing(Stores):
-        accounts = NamedTable.of(str, Account, version=2, upcast={1: lambda old: old["nothing"]})
+        accounts = NamedTable.of(str, Account, version=2, upcast={1: failing})
 
     class Wrong(Stores):
         accounts = NamedTable.of(str, Account, version=2, upcast={1: lambda old: 1})  # type: ignore[dict-item, return-value]
 
     state = at(store := First(HERE), 0, lambda: store.accounts.put("a", Order("ada")))
-    with pytest.raises(DecodeError, match="the upcaster from version 1 failed: KeyError"):
+    with pytest.raises(DecodeError, match=f"the upcaster from version 1 failed: {raised.__name__}"):
         loaded(Failing.factory(), state).accounts.get("a")
     with pytest.raises(DecodeError, match="the upcaster from version 1 returned int"):
         loaded(Wrong.factory(), state).accounts.get("a")

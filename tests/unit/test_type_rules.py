@@ -290,6 +290,28 @@ def test_whatever_the_function_raises_no_record_is_lost(raised: type[BaseExcepti
         assert driver.committed_offsets() == {0: 3}
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_exit_of_the_function_ends_the_source_at_the_records_turn_by_name(
+    code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Raised in the callback of the loop it named nothing, and took the records in front of it along."""
+
+    def kind(record: IncomingRecord) -> Any:
+        if record.value == b"worst":
+            raise SystemExit(code)
+        return OrderIn
+
+    got: list[Any] = []
+    with pytest.raises(SystemExit) as ended, TestDriver(source_of(ByFunction(kind), got)) as driver:  # noqa: PT012
+        for value in (b'{"order":"a"}', b"worst", b'{"order":"b"}'):
+            driver.send_record(Record("orders", value, b"k"), wait=False)
+        driver.settle()
+    assert ended.value.code == code
+    assert got == [OrderIn("a")]
+    (said,) = [line.getMessage() for line in caplog.records if line.levelname == "CRITICAL"]
+    assert said.startswith(f"orders[0]@1: the type rule raised SystemExit: {code}; that is no event's failure")
+
+
 def test_a_source_that_stops_names_the_rule_and_the_place() -> None:
     with (
         pytest.raises(EventFailure, match=r"orders\[0\]@0: ByField\('kind'\) finds no type in the record"),

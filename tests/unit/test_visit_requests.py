@@ -19,7 +19,7 @@ from streams.observability.catalogue import VISIT_KEYS, VISIT_RUNNING, figures
 from streams.records import Acknowledgement, Record
 from streams.runtime import visit_requests
 from streams.runtime.status import NOTE_LETTERS, MemberStatus, note_of, status_of
-from streams.statistics import ParkedStatistics, VisitRunStatistics
+from streams.statistics import JobStatistics, ParkedStatistics, VisitRunStatistics
 from tests.unit.visits_kit import VISITS, build, driven, fill
 
 REQUEST = VisitRequest("look", "run")
@@ -112,6 +112,9 @@ def test_a_note_has_the_oldest_parked_keys_that_fit_and_counts_the_rest() -> Non
     read = status_of(note)
     assert read.parked == parked[: len(read.parked)]
     assert (len(read.parked) > 50, len(read.parked) + read.parked_more) == (True, 1_000)
+    jobs = tuple(JobStatistics(number, 1, 1_767_225_630_123 + number) for number in range(1_000))
+    read = status_of(note_of(msgspec.structs.replace(status(), jobs=jobs)))
+    assert (read.jobs, len(read.jobs) + read.jobs_more) == (jobs[: len(read.jobs)], 1_000)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

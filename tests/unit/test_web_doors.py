@@ -44,6 +44,7 @@ PATHS = [
     "/state?key=a",
     "/dead-letters",
     "/parked-keys",
+    "/jobs",
     "/actions",
     "/settings",
     "/ready",
@@ -97,13 +98,16 @@ def test_a_token_that_may_look_changes_nothing_and_sees_no_values(web_port: int)
         "/dead-letters/replay",
         "/dead-letters/drop",
         "/parked-keys/act",
+        "/jobs/act",
         "/api/v1/actions/act-on-parked-keys/start",
+        "/api/v1/actions/act-on-jobs/start",
         "/api/v1/actions/count/start",
     ):
         for token in (LOOK, QUERY):
             assert ask(web_port, path, token, method="POST", body={"action": "count"}).status == 403, path
     assert ask(web_port, "/api/v1/dead-letters", LOOK).status == 403
     assert ask(web_port, "/api/v1/parked-keys", LOOK).status == 403
+    assert ask(web_port, "/api/v1/jobs", LOOK).status == 403
     assert ask(web_port, "/api/v1/views/orders?key=a", LOOK).status == 403
     assert ask(web_port, "/views?topic=orders&key=a", LOOK).status == 403
     assert ask(web_port, "/api/v1/state?key=a", LOOK).status == 403
@@ -282,7 +286,9 @@ def test_sessions_end_in_time_and_are_bounded() -> None:
     assert len(sessions._sessions) == tokens.MOST_SESSIONS
 
 
-@pytest.mark.parametrize("path", [STARTS, "/actions/cancel", "/dead-letters/drop", "/parked-keys/act", "/logout"])
+@pytest.mark.parametrize(
+    "path", [STARTS, "/actions/cancel", "/dead-letters/drop", "/parked-keys/act", "/jobs/act", "/logout"]
+)
 def test_nothing_is_changed_by_looking(web_port: int, path: str) -> None:
     assert ask(web_port, f"{path}?action=count").status == 405
     assert ask(web_port, "/api/v1/actions/count/start").status == 405

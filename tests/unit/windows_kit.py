@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from streams import EventContext, EventSource, Record, Retry
+from streams import EventContext, EventSource, Record
 from streams.events import event_type, to_record
+from streams.outcomes import ErrorPolicy
 from streams.stores import NamedTable, Stores, Window, Windows
 from streams.testing import TestDriver
 from tests.vocabulary import config_of
@@ -42,7 +43,7 @@ def late(ctx: EventContext[Any], key: str, item: object, at_ms: int) -> None:
 
 
 def source_of(
-    *, on_close: Callable[..., None] = told, on_error: Retry | None = None, partitions: int = 1, **settings: Any
+    *, on_close: Callable[..., None] = told, on_error: ErrorPolicy | None = None, partitions: int = 1, **settings: Any
 ) -> EventSource[Any]:
     class Shop(Stores):
         win = Windows.tumbling(str, int, size=60, grace=30, add=count, on_close=on_close, late=late, on_error=on_error)

@@ -62,7 +62,9 @@ class DeclaredPlacement(Placement):
             self.places.clear()
         try:
             found = self._place_of(key, self.count)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a cancellation, too, which would end the task that encodes without a word
             raise self._not_placed(key, f"has failed: {reason(error)}") from error
         if not is_partition(found, self.count):
             raise self._not_placed(key, f"returned {found!r}: partitions are 0 to {self.count - 1}")

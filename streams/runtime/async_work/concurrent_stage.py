@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from streams.core.policy import Answered, Decision, Failure, apply_error_policy
+from streams.core.policy import Answered, Decision, Failure
 from streams.errors import StoreError
-from streams.outcomes import ExecutionState, Retry
+from streams.outcomes import ErrorPolicy, ExecutionState
 from streams.records import Change, IncomingRecord, TopicPartition
 from streams.runtime.async_work.async_stage import described
 from streams.runtime.async_work.job_runner import Job, JobRunner
@@ -19,6 +19,7 @@ from streams.runtime.partition.context_fields import ContextFields
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.judging import judged
 from streams.runtime.partition.reorder_buffer import Entry, WaitingContext
 from streams.settings.jobs import SchedulerConfig
 from streams.statistics import StageStatistics
@@ -90,7 +91,7 @@ class ConcurrentStageDefinition:
 
     name: str
     handler: Callable[[EventContext[Any], Any], Any]
-    policy: Retry
+    policy: ErrorPolicy
     config: SchedulerConfig
 
     @property
@@ -165,12 +166,13 @@ class _Run(Job):
                 self._end(error)
                 return
             failure = Failure(self._attempt, error, elapsed_seconds=host.now() - began)
-            if policy.waits == "key" or apply_error_policy(failure, policy) is not Decision.RETRY:
+            judgement = judged(failure, policy, entry.record, self._stage.definition.name)
+            if judgement.policy.waits == "key" or judgement.decision is not Decision.RETRY:
                 # The key stays held: no later event of the key may run before this failure has met its policy.
                 self.runner.over(self, holds_key=True)
                 entry.fail(error, self._attempt)
                 return
-            await asyncio.sleep(policy.pause_seconds(self._attempt, host.rng))
+            await asyncio.sleep(judgement.policy.pause_seconds(self._attempt, host.rng))
             self._attempt += 1
 
     def lost(self, error: BaseException) -> None:

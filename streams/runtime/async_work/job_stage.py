@@ -11,7 +11,7 @@ from typing import Any, cast
 from streams.core.jobs import JobRecord
 from streams.metrics import JobEnded
 from streams.model.tracing import under_span
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.protocols import Codec
 from streams.runtime.async_work.async_stage import (
     AsyncStage,
@@ -45,7 +45,7 @@ class JobDefinition:
     on_failure: Callable[[EventContext[Any], Any, Exception], Any] | None
     config: SchedulerConfig
     then: StageDefinition | None = None
-    on_error: Retry | None = None
+    on_error: ErrorPolicy | None = None
     takes_run: bool = False
 
     @property

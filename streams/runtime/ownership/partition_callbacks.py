@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -158,7 +157,7 @@ class PartitionCallbacks:
         except Exception as error:
             self._raised(moment, function, change, error)
         except asyncio.CancelledError as error:
-            if anyio.current_effective_deadline() == -math.inf:
+            if self._member.cancellation.is_real:
                 raise  # this call is cancelled, and not something that it awaited
             self._raised(moment, function, change, error)
 

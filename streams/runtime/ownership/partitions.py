@@ -15,7 +15,7 @@ import anyio
 from streams.core.known_failures import KnownFailures
 from streams.core.origin import Origin, batch_end, in_input, is_batch, is_interjection
 from streams.core.partition import PartitionState
-from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
+from streams.core.policy import Decision, Failure
 from streams.core.position import Position, offsets_of, position_of
 from streams.core.transaction import Cut
 from streams.errors import EventFailure, MembershipLost, RecordRefused
@@ -29,6 +29,7 @@ from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.delivery import DeliveryBudget
 from streams.runtime.partition.failures import RestartNeeded, no_foreign_cancellation
+from streams.runtime.partition.judging import of_interjection
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Polled
 from streams.runtime.read_proofs import ReadProofs
@@ -219,7 +220,7 @@ class Partitions:
     async def _work(self, worker: PartitionWorker) -> None:
         try:
             with worker.scope:
-                await no_foreign_cancellation(worker.run)
+                await no_foreign_cancellation(worker.run, self._member.cancellation)
         except RestartNeeded as need:
             if need.failure.attempts:
                 worker.failures.add(in_input(worker.input_number, need.origin), need.failure)
@@ -360,8 +361,8 @@ class Partitions:
         elif not is_interjection(origin):
             worker.failures.add(origin, Failure(1, error))
         else:
-            decision = apply_error_policy(Failure(1, error, WorkKind.INTERJECTION), member.config.error_policy)
-            text = f"{worker.topic_partition}: what an interjection sends is refused: {error}"
+            decision, why = of_interjection(error, member.config.error_policy, "")
+            text = f"{worker.topic_partition}: what an interjection sends is refused: {why}"
             if decision is Decision.EXIT:
                 member.exit_now(f"{text}; {decision.value}")
             if decision is Decision.STOP:

@@ -6,14 +6,12 @@ then its value, then its key, each named by a header.
 
 from __future__ import annotations
 
-import traceback
 from typing import Final, Literal
 
 from streams.core.policy import text_of
 from streams.core.timers import Timer
-from streams.logs import is_ours
 from streams.records import RECORD_OVERHEAD, Headers, IncomingRecord, Output, record_size
-from streams.runtime.partition.failures import reason_of
+from streams.runtime.partition.failures import reason_of, short_trace
 from streams.runtime.partition.joined_rows import ROUTE_PREFIX
 
 PREFIX = "__kes_dlq_"
@@ -21,9 +19,6 @@ PREFIX = "__kes_dlq_"
 
 LONGEST_TEXT = 2_000
 """Characters of the error's text that a dead letter carries, at most."""
-
-LONGEST_TRACE = 2_000
-"""Characters of the stack trace that a dead letter carries, at most: the last ones, which are nearest to the error."""
 
 LONGEST_KEY = 1_000
 """Bytes of the longest key that is kept in a letter that refers to its record."""
@@ -141,10 +136,3 @@ def dead_letter(
     headers += [(PREFIX + name, text.encode(errors="replace")) for name, text in facts.items()]
     origin, at = (record.offset if timer is None else timer.origin), record.partition
     return DeadLetter(topic, came.value, record.key, headers, at, 0, at, origin, len(facts), timer is None)
-
-
-def short_trace(error: BaseException) -> str:
-    """Return the frames of the user's code that the error came through, without the toolkit's own; ``""`` if there are
-    none. The last ``LONGEST_TRACE`` characters of it."""
-    frames = ((frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_ours(frame))
-    return "".join(traceback.StackSummary.extract(frames).format()).rstrip()[-LONGEST_TRACE:]

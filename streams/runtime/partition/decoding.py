@@ -8,9 +8,22 @@ from typing import Any
 from streams.core.router import Route
 from streams.errors import DecodeError
 from streams.events import parse_version
+from streams.model.topics import InputSpec
+from streams.outcomes import ErrorPolicy
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, TypedRecord
 from streams.runtime.partition.failures import describe_type
 from streams.runtime.partition.splitting import split_event
+
+
+def decode_policy(
+    spec: InputSpec | None, routes: Mapping[bytes, Route], record: IncomingRecord, otherwise: ErrorPolicy
+) -> ErrorPolicy:
+    """Return the policy of a record that cannot be read: that of its input (``spec``), of its type, or the source's."""
+    found = None if spec is None else spec.policy(record)
+    if found is None:
+        route = routes.get(record.header(TYPE_HEADER) or b"")
+        found = None if route is None else route.decode_policy
+    return otherwise if found is None else found
 
 
 def read_event(

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, overload
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.jobs import JobEnd
+from streams.core.origin import INTERJECTION
 from streams.core.timers import Timer
 from streams.errors import EncodeError, RegistrationError, StoreError
 from streams.events import event_type_of
@@ -250,9 +250,12 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
             key = key.encode()
         elif not isinstance(key, bytes):
             raise EncodeError(f"the key of a timer is a {type(key).__name__}; use str, bytes or None")
-        timer = Timer(name, _due_ms(when), event_type.name, event_type.encode(event), event_type.version, key)
-        if self._trace is not None:
-            timer = msgspec.structs.replace(timer, trace=self._trace.carrier)
+        trace, by = () if self._trace is None else self._trace.carrier, self._origin
+        if by == INTERJECTION:  # they all have one origin
+            by = self._host.rng.getrandbits(32)
+        timer = Timer(
+            name, _due_ms(when), event_type.name, event_type.encode(event), event_type.version, key, trace, by
+        )
         # Here the handler gets the error. The broker would refuse the record later, and the transaction with it.
         size = len(encode_timer(timer))
         if size > self._limit:

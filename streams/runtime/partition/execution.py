@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -14,17 +13,17 @@ import msgspec
 
 from streams.core.origin import INTERJECTION
 from streams.core.parking import Queue
-from streams.core.policy import Decision, Failure, apply_error_policy
+from streams.core.policy import Decision, Failure
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
 from streams.model.tracing import Carrier, EventSpan, carried, stamped, with_context
-from streams.outcomes import ExecutionState, Retry
-from streams.records import IncomingRecord
+from streams.outcomes import ErrorPolicy, ExecutionState, Retry
+from streams.records import IncomingRecord, TypedRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
-from streams.runtime.partition.decoding import read_event
+from streams.runtime.partition.decoding import decode_policy, read_event
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import (
     RestartNeeded,
@@ -36,6 +35,7 @@ from streams.runtime.partition.failures import (
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
+from streams.runtime.partition.judging import judged, kind_of, type_name
 from streams.runtime.partition.once import OnceTurns
 from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.state import Partition
@@ -86,7 +86,10 @@ class Execution:
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
         """Decode a record: return (route, event, None), or the reason why there is none; ``where``: the record's name
-        in errors. The event is what the route's handler takes: for a batch handler a list of one."""
+        in errors. The event is what the route's handler takes: for a batch handler a list of one. Raises the
+        ``SystemExit`` of the record's type rule."""
+        if isinstance(record, TypedRecord) and record.ending is not None:
+            of_policy(record.ending, where or record.where, "type rule")  # which raises it
         router = self._host.router
         route, event, unreadable = read_event(router.routes, router.default, record, where)
         if isinstance(event, VisitRequest) and event.action == "again" and route is not None:
@@ -151,7 +154,7 @@ class Execution:
         with ``error``; ``store_dirty``: the store has seen an attempt that failed. ``timer``: the record is that
         timer's event. ``begun``: the next attempt is under way."""
         origin = record.offset if timer is None else timer.origin
-        began = 0.0 if route.policy.timeout_seconds is None else self._host.now()
+        began = self._host.now() if route.is_timed else 0.0
         known = self._partition.failures.meet(origin)
         if known is not None and isinstance(known.error, HandlerBlocked) and route.is_blocking:
             known = None  # the handler runs on a thread by now, and blocks no loop any more
@@ -168,17 +171,17 @@ class Execution:
                 if store_dirty and not self._partition.is_journalled:
                     raise RestartNeeded(origin, attempts, error)
                 failure = Failure(attempts, error, elapsed_seconds=self._host.now() - began)
-                decision = apply_error_policy(failure, route.policy)
+                decision, policy, failure = judged(failure, route.policy, record, route.name, kind_of(timer))
                 if self.span is not None and decision is Decision.RETRY:
                     self.span.failed(error, attempts)
-                if decision is Decision.RETRY and route.policy.waits == "key":
-                    pause = route.policy.pause_seconds(attempts, self._host.rng)
-                    await self._carry_out(Decision.PARK, failure, record, route, timer, pause)
+                if decision is Decision.RETRY and policy.waits == "key":
+                    pause = policy.pause_seconds(attempts, self._host.rng)
+                    await self._carry_out(Decision.PARK, failure, policy, record, route, timer, pause)
                     return
                 if decision is not Decision.RETRY:
-                    await self._carry_out(decision, failure, record, route, timer)
+                    await self._carry_out(decision, failure, policy, record, route, timer)
                     return
-                await anyio.sleep(route.policy.pause_seconds(attempts, self._host.rng))
+                await anyio.sleep(policy.pause_seconds(attempts, self._host.rng))
                 if not self._partition.state.admits:
                     return  # given up meanwhile
             attempts += 1
@@ -195,15 +198,15 @@ class Execution:
         """Apply the policy of a window that could not be reported in front of an event, or in an interjection; that is
         undone, and to be attempted again. ``False``: the partition was given up meanwhile. Raises ``EventFailure``."""
         host, partition, window = self._host, self._partition, failed.window
-        policy, failure = failed.policy or host.config.error_policy, partition.timekeeper.tried(failed)
-        decision = apply_error_policy(failure, policy)
+        policy_of = host.config.error_policy if failed.policy is None else failed.policy
+        failure, record = partition.timekeeper.tried(failed), window.record(partition)
+        decision, policy, failure = judged(failure, policy_of, record, window.name, window.kind)
         if decision is Decision.RETRY:
             await anyio.sleep(policy.pause_seconds(failure.attempts, host.rng))
             return partition.state.admits
         if decision is Decision.PARK:  # by the source's policy: a window is no event of a queue
             decision = Decision.STOP
         route = Route("on_close", None, failed.function, blocking=False, policy=policy)
-        record = window.record(partition)
         self._announce(decision, failure, record, route, window)
         letter = self.letter(failure, record, route, window) if decision is Decision.DEAD_LETTER else None
 
@@ -227,13 +230,15 @@ class Execution:
         record cannot be read. The store knows nothing of it."""
         error = of_policy(error, record.where)
         self._partition.failures.meet(record.offset if timer is None else timer.origin)
-        policy = self.decode_policy(record) if route is None else route.policy
+        policy_of = self.decode_policy(record) if route is None else route.policy
+        name = type_name(record) if route is None else route.name
         # The stage has made the attempts that hold up the partition; those that hold up the key are to be made.
-        failure = Failure(attempts, error, is_final=route is None or policy.waits == "partition")
-        decision, pause = apply_error_policy(failure, policy), None
+        failure = Failure(attempts, error, is_final=route is None)
+        decision, policy, failure = judged(failure, policy_of, record, name, kind_of(timer), was_ahead=True)
+        pause = None
         if decision is Decision.RETRY:
             decision, pause = Decision.PARK, policy.pause_seconds(attempts, self._host.rng)
-        await self._carry_out(decision, failure, record, route, timer, pause)
+        await self._carry_out(decision, failure, policy, record, route, timer, pause)
 
     def context(self, record: IncomingRecord | None, attempt: int = 1, timer: Timer | None = None) -> EventContext[Any]:
         """Make the context of one attempt; without a record that of an interjection, or of this timer."""
@@ -290,7 +295,7 @@ class Execution:
         except BaseException as error:
             if isinstance(error, GeneratorExit) and asyncio._get_running_loop() is None:
                 raise  # the loop is gone
-            if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
+            if isinstance(error, asyncio.CancelledError) and host.cancellation.is_real:
                 raise  # the partition's task is cancelled, and not something that the handler awaited
             return unit.fail(ctx, error)
         if interjection is not None and not isinstance(answer, ExecutionState):
@@ -334,6 +339,7 @@ class Execution:
         self,
         decision: Decision,
         failure: Failure,
+        policy: Retry,
         record: IncomingRecord,
         route: Route | None,
         timer: Timer | None = None,
@@ -343,9 +349,7 @@ class Execution:
         after a pause (``None``: by the pace of queues)."""
         parked: dict[str, Timer | None] | None = None
         if decision is Decision.PARK:  # first: it may find no room, and then this is called again
-            policy, handler = self.decode_policy(record) if route is None else route.policy, ""
-            if route is not None:
-                handler = route.handler_name
+            handler = "" if route is None else route.handler_name
             parked = self.parked_events.begun(failure, record, timer, policy, handler, pause_seconds)
         if self.span is not None:
             self.span.failed(failure.error, failure.attempts, decision.value)
@@ -431,10 +435,10 @@ class Execution:
         letter = dead_letter(topic, record, failure.error, failure.attempts, now, timer, handler, instance)
         return letter.within(host.message_limit)
 
-    def decode_policy(self, record: IncomingRecord) -> Retry:
+    def decode_policy(self, record: IncomingRecord) -> ErrorPolicy:
         """Return the policy of a record that cannot be read."""
-        spec = self._partition.specs.get(record.topic)
-        return (None if spec is None else spec.policy(record)) or self._host.config.decode_policy
+        spec, host = self._partition.specs.get(record.topic), self._host
+        return decode_policy(spec, host.router.routes, record, host.config.decode_policy)
 
     def _watermark(self, record: IncomingRecord, timer: Timer | None) -> int:
         """Return the watermark behind the event of a record, or of a timer, which moves none."""

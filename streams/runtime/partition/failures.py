@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import anyio
 
 from streams.core.origin import Origin
+from streams.core.parking import LONGEST_ERROR, Queue
 from streams.core.policy import FINAL, Answered, Failure, text_of
 from streams.errors import RecordError, RecordRefused, StateUnreadable
-from streams.logs import Trace, exception_info
+from streams.logs import Trace, exception_info, is_ours
 from streams.metrics import EventFailed
 from streams.records import TYPE_HEADER, Change, IncomingRecord, TypedRecord
 
 _log = logging.getLogger(__name__)
+
+LONGEST_TRACE: Final = 2_000
+"""Characters of the stack trace that a dead letter carries, at most: the last ones, which are nearest to the error."""
+MOST_TRACES: Final = 100
+"""Stack traces of parked events that a partition keeps in memory, at most."""
 
 
 class RestartNeeded(Exception):
@@ -45,30 +53,52 @@ def cancelled_inside(error: BaseException) -> Exception:
     return wrapped
 
 
-async def no_foreign_cancellation(run: Callable[[], Awaitable[None]], *, caller_may_cancel: bool = False) -> None:
+class Cancellation:
+    """The cancellation of a run: by a scope, or of the task that it began in. The end of an event loop cancels all
+    tasks, each for itself and not by their scopes; only that one shows that it was the run that was meant, and not
+    something that a function of the user awaited."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._before = 0
+
+    def begin(self) -> Cancellation:
+        """Watch the current task from now on. Returns itself."""
+        self._task = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+        return self
+
+    @property
+    def is_real(self) -> bool:
+        """Check what a ``CancelledError`` in the current task is. ``False``: it is not ours."""
+        task = self._task
+        by_task = task is not None and task.cancelling() > self._before
+        return by_task or anyio.current_effective_deadline() == -math.inf
+
+
+async def no_foreign_cancellation(run: Callable[[], Awaitable[None]], cancellation: Cancellation) -> None:
     """Run what may call the user's functions. A ``CancelledError`` ends a whole group of tasks without a word: one that
-    neither a scope around it has sent, nor its caller where there is one, becomes an error."""
+    is not real becomes an error."""
     try:
         await run()
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        by_caller = caller_may_cancel and task is not None and task.cancelling() > 0
-        if by_caller or anyio.current_effective_deadline() == -math.inf:
+        if cancellation.is_real:
             raise
         raise cancelled_inside(error) from error
 
 
-def of_policy(error: BaseException, where: str) -> Exception:
-    """Return what the user's code raised as an error for the event's policy. Raises what is no ``Exception``
+def of_policy(error: BaseException, where: str, what: str = "handler") -> Exception:
+    """Return what the user's code (``what``) raised as an error for the event's policy. Raises what is no ``Exception``
     (``SystemExit``, ``KeyboardInterrupt``): it ends the process and no event, and only here the event is known."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, asyncio.CancelledError):
         return cancelled_inside(error)
     _log.critical(
-        "%s: the handler raised %s: %s; that is no event's failure but the end of the process, and the next start "
+        "%s: the %s raised %s: %s; that is no event's failure but the end of the process, and the next start "
         "meets the event again. (To stop the source on purpose a handler answers ExecutionState.FATAL)",
         where,
+        what,
         type(error).__name__,
         text_of(error),
         exc_info=exception_info(error),
@@ -139,3 +169,30 @@ def change_too_large(change: Change, limit: int) -> RecordRefused:
         f"the producer ({limit}): raise it in client_settings (and max.message.bytes of the changelog), or "
         "store less per key"
     )
+
+
+def short_trace(error: BaseException) -> str:
+    """Return the frames of the user's code that the error came through, without the toolkit's own; ``""`` if there are
+    none. The last ``LONGEST_TRACE`` characters of it."""
+    frames = ((frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_ours(frame))
+    return "".join(traceback.StackSummary.extract(frames).format()).rstrip()[-LONGEST_TRACE:]
+
+
+class LastTraces:
+    """The stack traces of the last failures of parked events, by the names of their queues: as long as this process
+    works on the partition, and of the ``MOST_TRACES`` queues that have failed last."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, tuple[str, str]] = {}
+
+    def note(self, name: str, error: BaseException) -> None:
+        """Keep the trace of an attempt at the first event of this queue."""
+        self._by_name.pop(name, None)
+        self._by_name[name] = describe(error)[:LONGEST_ERROR], short_trace(reason_of(error))
+        if len(self._by_name) > MOST_TRACES:
+            del self._by_name[next(iter(self._by_name))]
+
+    def of(self, queue: Queue) -> str:
+        """Return the trace of the failure that the queue's record names; ``""``: there is none here."""
+        error, trace = self._by_name.get(queue.name, ("", ""))
+        return trace if error == queue.state.error else ""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from streams.formats.cloudevents import CloudEvents
-from streams.records import TYPE_HEADER, Output
+from streams.records import TYPE_HEADER, Output, OwnSample
 from streams.runtime.partition.context_fields import ContextFields, too_large
 
 Forms = Mapping[str, CloudEvents]
@@ -44,6 +44,9 @@ class FormedOutputs:
                 self.append(output)
 
     def append(self, output: Output) -> None:
+        if isinstance(output, OwnSample):  # nothing that is sent: a metric that is added later must not shift the ids
+            self._outputs.append(output)
+            return
         form, headers = self._forms.get(output.topic), output.headers
         # A ready ``Record`` is sent as it is: only events have our header.
         if form is not None and headers and headers[0][0] == TYPE_HEADER:
@@ -82,6 +85,6 @@ class FormedOutputs:
         self._outputs[place] = output
 
     def __delitem__(self, places: slice) -> None:
-        before = len(self._outputs)
+        # What a window has sent that could not be reported.
+        self._sent -= sum(not isinstance(output, OwnSample) for output in self._outputs[places])
         del self._outputs[places]
-        self._sent -= before - len(self._outputs)  # what a window has sent that could not be reported

@@ -14,6 +14,7 @@ from streams.core.transaction import Transaction, Waiter
 from streams.metrics import Measurement
 from streams.model.topics import InputSpec
 from streams.records import Change, Output
+from streams.runtime.partition.failures import Cancellation
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.reorder_buffer import Entry
@@ -98,6 +99,8 @@ class Host(Protocol):
     def stages(self) -> StageIntakes: ...
     @property
     def fires_timers(self) -> bool: ...
+    @property
+    def cancellation(self) -> Cancellation: ...
 
     def prove_read(self, partition: Partition, waiter: Waiter, proof: Proof) -> None:
         """Call ``waiter`` once the state seen by an interjection without changes is proven current."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Final
 
-from streams.core.policy import Decision, apply_error_policy
+from streams.core.policy import Decision
 from streams.core.router import Route, type_and_version
 from streams.errors import DecodeError
 from streams.model.tracing import Tracer, carried
@@ -14,6 +14,7 @@ from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.failures import of_policy
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS
+from streams.runtime.partition.judging import judged
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
 from streams.runtime.partition.state import Partition
 
@@ -101,11 +102,11 @@ class Issuer:
             entry.settle(None)  # read again at its turn by Execution.one, which reports the error
             return entry
         known = self._partition.failures.of_event(record.offset)
-        if known is not None and (
-            route.policy.waits == "key" or apply_error_policy(known, route.policy) is not Decision.RETRY
-        ):
-            entry.fail(known.error, known.attempts)  # known from before a restart: its work would be done for nothing
-            return entry
+        if known is not None:
+            judgement = judged(known, route.policy, record, route.name)
+            if judgement.policy.waits == "key" or judgement.decision is not Decision.RETRY:
+                entry.fail(known.error, known.attempts)  # from before a restart: its work would be done for nothing
+                return entry
         if route.once is not None and not self._has_id(entry, route):
             return entry
         if self._router.tracer is not None:

@@ -16,17 +16,18 @@ from typing import Any, Final, NamedTuple, Protocol
 import anyio
 import msgspec
 
-from streams.core.jobs import PREFIX, JobEnd, JobRecord
+from streams.core.jobs import JobEnd, JobRecord
 from streams.core.parking import NEVER_MS, Queued
-from streams.core.policy import Decision, Failure, apply_error_policy
+from streams.core.policy import Decision, Failure
 from streams.core.router import Route, Router
 from streams.errors import DecodeError, JobCancelled, JobFailed, StreamsError
 from streams.metrics import DurableJobEnded, EventFailed
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy, unparked
 from streams.records import Change
 from streams.runtime.partition.execution import Execution
 from streams.runtime.partition.failures import describe
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.judging import judged
 from streams.runtime.partition.starting_jobs import DurableJobs
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.timers import as_record
@@ -284,8 +285,8 @@ class JobRuns:
                 measured = "parked"
             else:
                 assert error is not None
-                unparked = route.with_policy(route.policy.unparked)
-                await execution.failed(record, unparked, error, due.state.attempts, end)
+                without_key = route.with_policy(unparked(route.policy))
+                await execution.failed(record, without_key, error, due.state.attempts, end)
         self._measure(due, measured)
 
     async def _parked(self, due: JobRecord, route: Route, error: BaseException | None, end: JobEnd) -> bool:
@@ -294,13 +295,15 @@ class JobRuns:
         attempts, partition = due.state.attempts, self._partition
         if not isinstance(error, Exception):  # SystemExit ends the source, whatever the policy is
             return False
-        if apply_error_policy(Failure(attempts, error, is_final=True), route.policy) is not Decision.PARK:
+        failure = Failure(attempts, error, is_final=True)
+        record = as_record(end, partition.topic_partition)
+        if judged(failure, route.policy, record, route.name, "job").decision is not Decision.PARK:
             return False
         self._host.measure(EventFailed(partition.partition, -1, describe(error), Decision.PARK.value))
         _log.warning(
-            "the %s of %s failed after %d attempt(s): %s; it waits until it is started again under its name, or "
-            "cancelled: ctx.cancel_job(%r)",
-            end.title, partition.topic_partition, attempts, describe(error), due.name.removeprefix(PREFIX),
+            "the %s of %s failed after %d attempt(s): %s; it waits for an operator (kes jobs retry, cancel), "
+            "or until ctx.start_job sets its name again",
+            end.title, partition.topic_partition, attempts, describe(error),
         )  # fmt: skip
         await self._execution.change({due.name: due.changed(NEVER_MS, parked=True, error=describe(error), noted="")})
         return True
@@ -312,7 +315,7 @@ class JobRuns:
             self._unknown.add(due.state.jobs)
             _log.warning(
                 "%s has jobs of %r, which this source does not define (once): they wait until it does, or until they "
-                "are cancelled (ctx.cancel_job)",
+                "are cancelled (kes jobs cancel)",
                 self._partition.topic_partition,
                 due.state.jobs,
             )
@@ -335,7 +338,7 @@ class _Ended(NamedTuple):
     error: BaseException | None
 
 
-def route_of(definition: DurableJobs, otherwise: Retry, error: BaseException | None) -> Route:
+def route_of(definition: DurableJobs, otherwise: ErrorPolicy, error: BaseException | None) -> Route:
     """Return the route of an end of these jobs, which have failed with ``error`` or not; ``otherwise``: the policy of
     jobs that have none."""
 
@@ -344,13 +347,14 @@ def route_of(definition: DurableJobs, otherwise: Retry, error: BaseException | N
             return None if definition.on_failure is None else definition.on_failure(ctx, event.item, event.error)
         return None if definition.finalizer is None else definition.finalizer(ctx, event.item, event.result)
 
-    route = Route(f"the end of {definition.name}", None, ended, blocking=False, policy=definition.on_error or otherwise)
+    policy = otherwise if definition.on_error is None else definition.on_error
+    route = Route(f"the end of {definition.name}", None, ended, blocking=False, policy=policy)
     taken_by = definition.finalizer if error is None else definition.on_failure
     return route.named(definition.job if taken_by is None else taken_by)
 
 
 def read_queued(
-    router: Router, policy: Retry, queued: Queued, end: JobEnd
+    router: Router, policy: ErrorPolicy, queued: Queued, end: JobEnd
 ) -> tuple[Route | None, Any, DecodeError | None]:
     """Read the end of a job that has waited in the queue of its key, as ``Execution.read`` does with a record."""
     definition = _definition_in(router, queued.topic)

@@ -66,6 +66,7 @@ class ParkedEvents:
         changes = self._partition.timers.parked.begun(
             queued, host.writer, attempts, due_ms, describe(error), handler, now_ms, self._longest_piece
         )
+        self._partition.traces.note(queued.queue_name, error)
         return changes | {timer.name: None} if isinstance(timer, JobEnd) else changes
 
     def alone(self, record: IncomingRecord) -> dict[str, Timer | None]:

@@ -19,12 +19,11 @@ from streams.core.jobs import JobEnd
 from streams.core.origin import INTERJECTION, Origin
 from streams.core.parking import Queue
 from streams.core.parking_rules import next_due_ms
-from streams.core.policy import Decision, Failure, apply_error_policy
+from streams.core.policy import Decision, Failure
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.errors import EventFailure
 from streams.metrics import HeadTried
-from streams.outcomes import Retry
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution, Handle
@@ -34,6 +33,7 @@ from streams.runtime.partition.heads_ahead import HeadsAhead, resume
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.job_runs import read_queued
 from streams.runtime.partition.joining import update_again
+from streams.runtime.partition.judging import judged, kind_of, type_name
 from streams.runtime.partition.parking_acts import as_parked_record
 from streams.runtime.partition.reorder_buffer import Entry, Finish, Waiting
 from streams.runtime.partition.state import Partition
@@ -237,17 +237,19 @@ class ParkedHeads:
         """Carry out the policy of a head that has failed."""
         partition, host, execution = self._partition, self._host, self._execution
         now_ms, state, config = host.wall_ms(), queue.state, host.config.parking
-        policy: Retry = execution.decode_policy(record) if route is None else route.policy
+        policy_of = execution.decode_policy(record) if route is None else route.policy
+        name = type_name(record) if route is None else route.name
         elapsed = (now_ms - (state.first_ms or now_ms)) / 1000
         failure = Failure(attempts, error, is_final=route is None, elapsed_seconds=elapsed)
-        decision = apply_error_policy(failure, policy)
+        decision, policy, failure = judged(failure, policy_of, record, name, kind_of(timer))
         self._announce(queue, record, timer, route, failure, decision)
         if decision in (Decision.RETRY, Decision.PARK):
             if decision is Decision.RETRY:
                 due_ms = now_ms + round(1000 * policy.pause_seconds(attempts, host.rng))
             else:
-                due_ms = next_due_ms(error, attempts, policy, config, now_ms, host.rng)
+                due_ms = next_due_ms(failure.error, attempts, policy, config, now_ms, host.rng)
             handler = "" if route is None else route.handler_name
+            partition.traces.note(queue.name, error)
             await execution.change(queue.failed(host.writer, attempts, due_ms, describe(error), handler, now_ms))
             return
         ctx = self._context(queue, record, timer, route, attempts)

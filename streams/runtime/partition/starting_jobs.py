@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from streams.core.jobs import LONGEST_BYTES, PREFIX, JobAction, JobRecord, JobState, SeenJob
 from streams.errors import EncodeError, JobsFull, RecordRefused, RegistrationError, StoreError
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.protocols import Codec
 from streams.runtime.partition.context_fields import ContextFields, check_name, outlived
 from streams.sak.numbers import is_number
@@ -35,7 +35,7 @@ class DurableJobs(Protocol):
     @property
     def on_failure(self) -> Callable[..., Any] | None: ...
     @property
-    def on_error(self) -> Retry | None: ...
+    def on_error(self) -> ErrorPolicy | None: ...
     @property
     def codecs(self) -> tuple[Codec[Any], Codec[Any]]:
         """Return those of items and results. Raises ``RegistrationError`` for jobs that cannot be durable."""
@@ -74,7 +74,8 @@ def start(
             name = own_name(number)
     else:
         check_name("job", name)
-    _refuse_full(ctx, definition, PREFIX + name)
+    if (full := _full(ctx, definition, PREFIX + name)) is not None:
+        raise full
     known = ctx.input or ctx.timer
     result_key = (None if known is None else known.key) if key is UNSET else _as_bytes("key", key)
     ordered_by = result_key if order is UNSET else _as_bytes("order", order)
@@ -126,21 +127,33 @@ def _definition_of(ctx: ContextFields, jobs: Startable) -> DurableJobs:
     return definition
 
 
-def _refuse_full(ctx: ContextFields, definition: DurableJobs, starting: str) -> None:
+def beyond_bounds(ctx: ContextFields) -> JobsFull | None:
+    """Check the jobs of an event in its turn for a bound that they do not fit: those that it has started ahead of its
+    turn could not be counted then."""
+    timers = ctx._timers
+    if timers is None or not timers.router.jobs:
+        return None
+    started = {change.state.jobs for change in ctx._changes.values() if isinstance(change, JobRecord)}
+    found = (timers.router.jobs.get(jobs) for jobs in started)
+    return next((full for one in found if one is not None and (full := _full(ctx, one)) is not None), None)
+
+
+def _full(ctx: ContextFields, definition: DurableJobs, starting: str = "") -> JobsFull | None:
     config, timers = definition.config, ctx._timers
     if config.when_full == "wait" or timers is None:
-        return
-    there = timers.jobs.counts.get(definition.name, 0)
+        return None
+    there = bool(starting) + timers.jobs.counts.get(definition.name, 0)
     # What this event replaces, cancels or ends makes room: a finalizer that starts the next job has ended one.
     for name in {*ctx._changes, starting}:
         known, change = timers.jobs.by_name.get(name), ctx._changes.get(name)
         there -= known is not None and known.state.jobs == definition.name
         there += name != starting and isinstance(change, JobRecord) and change.state.jobs == definition.name
-    if there >= config.max_jobs:
-        raise JobsFull(
-            f"{ctx.where}: the partition has {config.max_jobs} jobs {definition.name!r} that are not over "
-            "(SchedulerConfig.max_jobs)"
-        )
+    if there <= config.max_jobs:
+        return None
+    return JobsFull(
+        f"{ctx.where}: the partition has {config.max_jobs} jobs {definition.name!r} that are not over "
+        "(SchedulerConfig.max_jobs)"
+    )
 
 
 def _as_bytes(what: str, given: object) -> bytes | None:

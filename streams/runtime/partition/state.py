@@ -20,6 +20,7 @@ from streams.model.topics import InputSpec
 from streams.protocols import JournalledStore
 from streams.records import IncomingRecord, TopicPartition, shown_key
 from streams.runtime.changelog import OffsetRecord, TopicIds
+from streams.runtime.partition.failures import LastTraces
 from streams.runtime.partition.formed_outputs import NO_FORMS, forming
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.seen_ids import SeenIds
@@ -82,6 +83,7 @@ class Partition:
         self.timekeeper: Any = None  # of a store that goes by the time of its events (``timekeeping.Timekeeper``)
         self.last_handled: tuple[IncomingRecord, float] | None = None  # and when, by the loop's clock
         self.failures = KnownFailures()
+        self.traces = LastTraces()
         self.is_closing = False
 
     def adopt(self, restored: Restored) -> None:

@@ -20,7 +20,7 @@ from streams.core.origin import Origin, window_origin
 from streams.core.policy import Failure
 from streams.core.timers import Timer
 from streams.metrics import OutOfTime
-from streams.outcomes import Retry
+from streams.outcomes import ErrorPolicy
 from streams.records import IncomingRecord, OwnSample, TopicPartition, WindowOutput
 from streams.runtime.partition.dead_letters import WINDOW
 from streams.runtime.partition.failures import cancelled_inside, change_too_large
@@ -42,6 +42,8 @@ _Structure = tuple[str, str, str]  # kind, store, part
 class ClosedWindow(Timer, frozen=True, kw_only=True):
     """A window that could not be reported, as the event of a timer: ``due_ms`` is its end, ``key`` and ``value`` are
     its bytes in the store."""
+
+    kind = "window"
 
     store: str
     start_ms: int
@@ -73,7 +75,7 @@ class WindowFailed(Exception):
     """A window could not be reported (``__cause__``): its own failure, and not that of the event in front of which it
     closes. ``policy``: its own; ``None``: the source's."""
 
-    def __init__(self, window: ClosedWindow, function: Callable[..., Any], policy: Retry | None) -> None:
+    def __init__(self, window: ClosedWindow, function: Callable[..., Any], policy: ErrorPolicy | None) -> None:
         super().__init__(window.title)
         self.window, self.function, self.policy = window, function, policy
 
@@ -150,7 +152,7 @@ class Timekeeper:
         report: Callable[[Any], None],
         on_close: Callable[..., Any],
         window: tuple[str, str, bytes, int, int, bytes],
-        policy: Retry | None,
+        policy: ErrorPolicy | None,
     ) -> None:
         """Report a window that closes: (store, part, key, start, end, value). Raises ``WindowFailed``."""
         store, name, key, start_ms, end_ms, value = window

@@ -104,8 +104,8 @@ class PartitionTimers:
         self._found |= records
 
     def contents(self) -> dict[str, Timer]:
-        """Return all of them, by name, the states of visits, and the records of parked keys: as in the changelog. A
-        copy without them would be a state in which these keys are open, and their events nowhere."""
+        """Return all of them, by name, the states of visits, and the records of parked keys and jobs: as in the
+        changelog. A copy without them would be a state in which these keys are open, and their events nowhere."""
         there = {timer.name: timer for timer in self._timers} | self._found | self.visits
         for queue in self.parked.by_name.values():
             there.update((record.name, record) for record in queue.records())
@@ -188,6 +188,8 @@ class PartitionTimers:
 
     def set_job(self, record: jobs.JobRecord) -> None:
         """Change the record of a job in memory only: a new owner finds the job as it is in the changelog."""
+        if (known := self.jobs.by_name.get(record.name)) is not None:
+            self._found.setdefault(record.name, known)
         self.jobs.set(record)
         self._timers.apply({record.name: record})
 
@@ -209,12 +211,12 @@ class PartitionTimers:
             self.jobs_full = f"{jobs.MOST_BYTES} bytes of items"
 
     def _apply(self, changes: Mapping[str, Timer | None]) -> None:
+        for name in changes if self._found else ():
+            self._found.pop(name, None)
         if not any(parking.is_parked(name) for name in changes):
             self._timers.apply(changes)
             return
         self.parked.apply(changes)
-        for name in changes:
-            self._found.pop(name, None)
         # A queue whose head is noted stays aside until that is committed, whatever joins it meanwhile.
         noted = [
             name

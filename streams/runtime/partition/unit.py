@@ -18,6 +18,7 @@ from streams.records import Change, Output
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import change_too_large, of_policy
 from streams.runtime.partition.host import Admission
+from streams.runtime.partition.starting_jobs import beyond_bounds
 from streams.runtime.partition.state import Partition
 
 
@@ -57,6 +58,8 @@ class Unit:
         has ended."""
         if answer is not None and answer is not ExecutionState.COMPLETE:
             return self.fail(ctx, Answered(answer, ctx._error))
+        if ctx._timer_changes and (full := beyond_bounds(ctx)) is not None:
+            return self.fail(ctx, full)
         journal = self.journal
         changes = journal[self._written :]
         if changes:

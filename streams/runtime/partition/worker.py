@@ -18,7 +18,7 @@ import msgspec
 
 from streams.core.origin import INTERJECTION, input_and_offset
 from streams.core.partition import PartitionState
-from streams.core.policy import Decision, Failure, WorkKind, apply_error_policy
+from streams.core.policy import Decision
 from streams.core.position import Position, offsets_of
 from streams.errors import EventFailure
 from streams.metrics import EventFailed
@@ -36,6 +36,7 @@ from streams.runtime.partition.inbox import Inbox
 from streams.runtime.partition.interjections import Interjection, StoreRead, Timetable
 from streams.runtime.partition.issue import Issuer
 from streams.runtime.partition.job_runs import JobRuns
+from streams.runtime.partition.judging import of_interjection
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.parked_heads import ParkedHeads
 from streams.runtime.partition.reorder_buffer import Entry, ReorderBuffer
@@ -86,9 +87,8 @@ class PartitionWorker(Partition):
         self._visiting = Visiting(self, engine, self._execution)
         self._buffer = ReorderBuffer(self._wake.notify)
         self._issuer = Issuer(self, engine, self._execution, self._buffer)
-        self._retirement = Retirement(
-            self, engine, self._execution, self._buffer, self.hot_path, self.run_slice, self._singles
-        )
+        ways = self.hot_path, self.run_slice, self._singles
+        self._retirement = Retirement(self, engine, self._execution, self._buffer, *ways)
         self._timetable = Timetable(engine.schedules, engine.rng)
         self._steps, self._breathed_at = 0, 0.0
         self._task: asyncio.Task[Any] | None = None  # a wait for a turn of this partition in it would never end
@@ -438,13 +438,13 @@ class PartitionWorker(Partition):
         if interjection.waiter is not None:
             interjection.done(reason_of(error))
         else:
-            decision = apply_error_policy(Failure(1, error, WorkKind.INTERJECTION), interjection.route.policy)
-            engine.measure(EventFailed(self.partition, -1, describe(error), decision.value))
-            text = f"the interjection {interjection.route.name} of {self.topic_partition} failed: {describe(error)}"
+            decision, why = of_interjection(error, route.policy, route.name)
+            engine.measure(EventFailed(self.partition, -1, describe(why), decision.value))
+            text = f"the interjection {interjection.route.name} of {self.topic_partition} failed: {describe(why)}"
             if decision is Decision.EXIT:
                 engine.exit_now(f"{text}; {decision.value}")
             if decision is Decision.STOP:
-                raise EventFailure(f"{text}; the source stops") from error
-            _log.warning("%s; it runs again when it is due", text, exc_info=trace_of(error))
+                raise EventFailure(f"{text}; the source stops") from why
+            _log.warning("%s; it runs again when it is due", text, exc_info=trace_of(why))
         if not self.is_journalled:  # its changes cannot be undone: the changelog has the state before them
             raise RestartNeeded(INTERJECTION, 0, error)

@@ -19,6 +19,7 @@ from streams.protocols import JournalledStore
 from streams.records import Delivery, TopicPartition
 from streams.runtime.engine import Engine
 from streams.runtime.partition.event_context import EventContext
+from streams.runtime.partition.failures import cancelled_inside
 from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.queries.copies import CopyReads
@@ -245,8 +246,8 @@ class LocalQueries:
         before = len(ctx._journal)
         try:
             request.value = request.read(store)
-        except Exception as error:
-            request.error = error
+        except (Exception, asyncio.CancelledError) as error:  # nothing is awaited: it has raised that itself
+            request.error = cancelled_inside(error)
         changes = ctx._journal[before:]
         # The changes are taken back at once: the next query of the turn must not see them, and nothing commits them.
         if changes and isinstance(store, JournalledStore):
