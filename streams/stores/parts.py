@@ -1,4 +1,4 @@
-"""Parts of a store of several structures: the interface of each, and that of the store's host."""
+"""Protocols of the structures of a store, and of the time of its host."""
 
 from __future__ import annotations
 
