@@ -1,4 +1,4 @@
-"""What a store of several structures needs of each of them, and of its host."""
+"""Protocols of the structures of a store, and of the time of its host."""
 
 from __future__ import annotations
 

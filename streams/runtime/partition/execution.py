@@ -132,8 +132,7 @@ class Execution:
         if route.ahead is not None:  # its work was given up, or there was no room to park its key
             await self._queue_alone(record, route)
             return
-        handler = route.handler
-        failed = failure is not None
+        handler, failed = route.handler, failure is not None
         await self.retrying(record, route, lambda ctx: handler(ctx, event), int(failed), failure, store_dirty=failed)
 
     async def retrying(
@@ -185,8 +184,7 @@ class Execution:
             attempts += 1
             ctx = self.context_of(record, route, attempts, timer) if begun is None else begun.ctx
             self.once.note(ctx, record)
-            watermark, blocking = self._watermark(record, timer), route.is_blocking
-            error = await self.run(ctx, handle, watermark, blocking=blocking, begun=begun)
+            error = await self.run(ctx, handle, self._watermark(record, timer), blocking=route.is_blocking, begun=begun)
             begun = None
             if error is None:
                 return
