@@ -54,8 +54,7 @@ class TestDriver(DrivenBeginnings, DrivenCommands, DrivenOnce, Generic[StoreT]):
 
     Use it from one thread, as a context manager: ``close`` ends everything. In a running event loop (an async test, a
     notebook) it is used in the same way, without ``await``: that loop stands still during a call. What makes a
-    member stop with an error is raised by the call during which it happens. Raises ``ConfigError`` for arguments that
-    cannot be, ``Stopped`` when it is closed.
+    member stop with an error is raised by the call during which it happens. Raises ``ConfigError``, ``Stopped``.
     """
 
     __test__ = False
