@@ -2,6 +2,7 @@
 
 ``python -m benchmarks.engine [HOW] JOB``: ``plain`` (the default), ``batch`` (a batch handler), and with work that
 waits ahead of an event's turn, ``scheduler`` (``AsyncJobScheduler``) and ``concurrency`` (``concurrency=``). With
+``ahead`` and ``durable`` the work does not wait: by the scheduler, and by a durable job for each event. With
 ``parking`` one account in ``bad`` (0: none) fails for a millisecond, ``fails`` times for each event, and is parked.
 Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
 ``switch`` the interpreter's switch interval in seconds, ``slots`` the jobs at a time.
@@ -145,6 +146,30 @@ def by_scheduler(job: Job, work: Work = one_step) -> EventSource[Accounts]:
     return source
 
 
+async def nothing(_: Deposited) -> int:
+    """Give way to the loop once: a durable job that does nothing."""
+    await asyncio.sleep(0)
+    return 0
+
+
+def by_durable_jobs(job: Job) -> EventSource[Accounts]:
+    """Build it with a durable job for each event: the deposit is that of its end, and those of an account keep their
+    order."""
+    source, output = without_handlers(job), job.output
+
+    def finish(ctx: EventContext[Accounts], event: Deposited, _: int) -> None:
+        deposit(ctx, event, output)
+
+    settings = SchedulerConfig(concurrency=int(job.options.get("slots", "64")))
+    jobs = AsyncJobScheduler(source, nothing, finish, config=settings)
+
+    def deposited(ctx: EventContext[Accounts], event: Deposited) -> None:
+        ctx.start_job(jobs, event)
+
+    source.register_event_type(Deposited, deposited)
+    return source
+
+
 def by_concurrency(job: Job, work: Work = one_step) -> EventSource[Accounts]:
     """Build it with ``concurrency=``."""
     source, output = without_handlers(job), job.output
@@ -173,6 +198,8 @@ MADE: dict[str, Callable[[Job], EventSource[Accounts]]] = {
     "batch": by_batch,
     "parking": parking,
     "scheduler": lambda job: by_scheduler(job, wait),
+    "ahead": by_scheduler,
+    "durable": by_durable_jobs,
     "concurrency": lambda job: by_concurrency(job, wait),
 }
 

@@ -119,11 +119,11 @@ _NAMES = {
     "runtime.async_work.batch_stage": "BatchItem",
     "runtime.partition.batch_handlers": "BatchContext",
     "runtime.partition.event_context": "EventContext",
-    "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig ParkingConfig PoolConfig QueryConfig "
-    "QueueConfig SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK",
-    "source": "Answer AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer BlockingEventProducer "
-    "EventProducer EventSource JobRun Lookup PartitionChange PostgresSink RecordOptions SinkItem Topology "
-    "TopologyHandler TopologyTopic TransactionRecords",
+    "settings": "BatcherConfig COMPUTE EventSourceConfig FAST_NETWORK GroupConfig Once ParkingConfig PoolConfig "
+    "QueryConfig QueueConfig SLOW_NETWORK SchedulerConfig StateConfig TimeoutConfig WIDE_NETWORK header",
+    "source": "AggregateRules Answer AsyncBatcher AsyncEventProducer AsyncJobScheduler BatchProducer "
+    "BlockingEventProducer EventProducer EventSource JobRun Lookup PartitionChange PostgresSink RecordOptions SinkItem "
+    "Topology TopologyHandler TopologyTopic TransactionRecords",
     "statistics": "PartitionStatistics SourceState SourceStatistics",
     "stores": "Heap Index Joined JoinedTable LateItem NamedTable ReadTable SimpleStore Stores Table Update Window "
     "Windows",

@@ -152,6 +152,43 @@ class JobsFull(StreamsError):
     """A partition has as many durable jobs as ``SchedulerConfig.max_jobs`` allows, and ``when_full`` is ``"fail"``."""
 
 
+class Rejected(StreamsError):
+    """A command is turned down by its ``decide``, which raises this: an answer, and no failure. ``data``: for the
+    caller, anything that is JSON."""
+
+    def __init__(self, message: str = "", data: object = None) -> None:
+        super().__init__(message)
+        self.data = data
+
+
+class VersionConflict(StreamsError):
+    """A command has another ``expected_version`` than the state of its key, which has ``version``. No effect."""
+
+    def __init__(self, message: str, version: int) -> None:
+        super().__init__(message)
+        self.version = version
+
+
+class IdReused(StreamsError):
+    """The id of a command was used for another one before (other type, key, content or expected version). No effect of
+    this one; that of the other one stands."""
+
+
+class CommandFailed(StreamsError):
+    """A command has failed for good, and its error policy let it go (SKIP, DEAD_LETTER), or an operator did. No effect;
+    the same id may be used again."""
+
+
+class Parked(StreamsError):
+    """A command waits in the queue of its key (PARK). It takes effect when the key goes on, if it can; asking again
+    later, under the same id, gives the answer."""
+
+
+class NotKnown(StreamsError, TimeoutError):
+    """No answer to a command came in time: it may have taken effect, or may still. Asking again under the same id finds
+    out, and does nothing twice."""
+
+
 class LoopTooLong(RecordRefused):
     """An event was to be sent to the loop as one of too many that led to one another (``max_loop_hops``)."""
 

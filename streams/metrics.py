@@ -109,6 +109,16 @@ class HeadTried(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class CommandHandled(msgspec.Struct, frozen=True):
+    """A command had its turn, and its reply is noted: ``done``, ``rejected`` or ``conflict``. It may be undone, and
+    handled again. ``seconds``: since it was sent, by the clocks of both."""
+
+    partition: int
+    type: str
+    outcome: str
+    seconds: float
+
+
 class EventDuplicate(msgspec.Struct, frozen=True):
     """Events of a ``type`` with ``once=`` were passed: others with their ids were handled before. ``offset`` is the
     last one's, ``events`` how many they are."""
@@ -117,6 +127,21 @@ class EventDuplicate(msgspec.Struct, frozen=True):
     offset: int
     type: str
     events: int = 1
+
+
+class IdMissing(msgspec.Struct, frozen=True):
+    """Events of a ``type`` with ``once=`` had no id (it was ``None``), and were handled all the same."""
+
+    partition: int
+    type: str
+    events: int = 1
+
+
+class IdsForgotten(msgspec.Struct, frozen=True):
+    """Ids went before their time: the partition has as many as ``Once.max_ids`` allows (``when_full="forget"``)."""
+
+    partition: int
+    ids: int
 
 
 class BatchFailed(msgspec.Struct, frozen=True):
@@ -200,8 +225,11 @@ Measurement = (
     | EventFailed
     | OwnMeasured
     | BatchFailed
+    | CommandHandled
     | EventDuplicate
     | HeadTried
+    | IdMissing
+    | IdsForgotten
     | OutOfTime
     | JobEnded
     | CallAbandoned

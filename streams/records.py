@@ -16,6 +16,9 @@ TYPE_HEADER: Final = "__grt__"
 VERSION_HEADER: Final = "__grv__"
 """Header that carries an event's version as decimal digits. Absent means version 1."""
 
+ID_HEADER: Final = "kes-id"
+"""Header that carries a record's id, for sources that handle each id once (``Once(header("kes-id"), ...)``)."""
+
 Headers = list[tuple[str, bytes | None]]
 """Record headers as Kafka has them: ordered, names may repeat, values may be null."""
 

@@ -126,6 +126,13 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     jobs_full: str = ""
     """The jobs whose bound (``SchedulerConfig.max_jobs``) holds up the partition's input; empty: none do."""
 
+    once_ids: int = 0
+    """Ids of events that are remembered (``once=``). Since the partition is here: ``once_duplicates`` events were
+    passed, ``once_missing`` had no id, ``once_forgotten`` ids went before their time."""
+    once_duplicates: int = 0
+    once_missing: int = 0
+    once_forgotten: int = 0
+
     @property
     def lag(self) -> int | None:
         """Return the records between the next offset and the end; ``None`` while the end is not known."""

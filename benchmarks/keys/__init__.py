@@ -1,1 +1,1 @@
-"""Parked keys: their price, and how fast they are worked off."""
+"""Parked keys and durable jobs: their price, and how fast they are worked off."""

@@ -18,7 +18,7 @@ from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.steady import steady
 from benchmarks.systems import Failed, System, system_running
 from benchmarks.tables import loads, names, of_rounds, of_system, right, spread, table, verdict
-from benchmarks.workload import deposits
+from benchmarks.workload import Job, deposits
 
 NEVER = 1_000_000
 """Attempts that fail: all of them."""
@@ -26,6 +26,8 @@ OPEN, ONE, MANY = "nothing parked", "1 of 10,000 keys", "1 key in 100"
 DRAINS = {OPEN: 0, ONE: 10_000, MANY: 100}
 WORKED_OFF = "queues worked off"
 QUEUED_KEYS = 1_000
+AHEAD, DURABLE = "jobs ahead of the turn", "durable jobs"
+JOBS = {AHEAD: "ahead", DURABLE: "durable"}
 CALM, FAILING = "p99, none fails", "p99, one key fails"
 RATE = 1_000
 PATIENCE_SECONDS = 120
@@ -60,30 +62,41 @@ def worked_off(cluster: Cluster, records: int, seed: int) -> tuple[float, str]:
     broken = System.parse(f"parking:bad=1,fails={NEVER}")
     with system_running(broken, job) as child:
         cluster.wait_committed(job, records, child.check, PATIENCE_SECONDS, broken)
-    with system_running(System.parse("parking"), job) as child:
+    return _written(cluster, job, System.parse("parking"), records, source=True)
+
+
+def done_by_jobs(cluster: Cluster, label: str, source: str, records: int) -> tuple[float, str]:
+    """Handle a backlog by a job for each event, until all have had their ends."""
+    return _written(cluster, cluster.job(source), System.parse(label), records, source=False)
+
+
+def _written(cluster: Cluster, job: Job, system: System, records: int, *, source: bool) -> tuple[float, str]:
+    """Run a system until it has written so many outputs."""
+    with system_running(system, job) as child:
         until = time.monotonic() + PATIENCE_SECONDS
         while sum(1 for _ in cluster.records(job.output, job.partitions)) < records:
             child.check()
             if time.monotonic() > until:
-                raise Failed(f"the queues were not worked off in {PATIENCE_SECONDS} s")
+                raise Failed(f"{system.label} did not write {records:,} outputs in {PATIENCE_SECONDS} s")
             time.sleep(1.0)
     judge, appended = cluster.judged(job)
-    cluster.forget(job, source=True)
+    cluster.forget(job, source=source)
     return middle_rate(appended), judge.order(records)
 
 
 class Keys(Measure[KeysResult]):
-    """Parked keys."""
+    """Parked keys and durable jobs."""
 
-    name, title, place = "keys", "Parked keys", 46
+    name, title, place = "keys", "Parked keys and durable jobs", 46
     presets = frozenset({"full"})
     result = KeysResult
     about = f"""\
 The account workload with `PARK`. *Drains*: each event of the named share of the accounts fails and waits; the rate
 counts all events, by the log-append times of the others' outputs. *{WORKED_OFF.capitalize()}*: all events of
 {QUEUED_KEYS:,} keys wait; then a repaired program starts. Each partition begins ten queues a second, so 100 keys of a
-partition take ten seconds at least. *p99*: {RATE:,} events a second, in one run none fails, in the other each event of
-one key fails once, after a millisecond."""
+partition take ten seconds at least. *{DURABLE.capitalize()}*: each event starts a job that does nothing, whose end
+makes the deposit; the same jobs *ahead of the turn* are the anchor. *p99*: {RATE:,} events a second, in one run none
+fails, in the other each event of one key fails once, after a millisecond."""
 
     sizes: ClassVar = {
         "records": (20_000, 200_000, 500_000),
@@ -107,6 +120,10 @@ one key fails once, after a millisecond."""
                 bench.now(f"keys {turn}/{sizes.rounds}: {row}")
                 found = steady(cluster, System.parse(label), bench.seed, RATE, sizes.seconds)
                 yield KeysResult(row, turn, found.p99, found.fault or found.behind, found.load_average)
+            for row, label in JOBS.items():
+                bench.now(f"keys {turn}/{sizes.rounds}: {row}")
+                figure, fault = done_by_jobs(cluster, label, source, sizes.records)
+                yield KeysResult(row, turn, figure, fault, os.getloadavg()[0])
             bench.now(f"keys {turn}/{sizes.rounds}: {WORKED_OFF}")
             figure, fault = worked_off(cluster, sizes.queued, bench.seed)
             yield KeysResult(WORKED_OFF, turn, figure, fault, os.getloadavg()[0])
@@ -115,7 +132,7 @@ one key fails once, after a millisecond."""
         return f"{self.name} {found.round} {found.system}: {found.fault or f'{found.figure:,.1f}'}"
 
     def tables(self, found: Sequence[KeysResult]) -> list[Table]:
-        title = f"Parked keys, events a second, or ms: {of_rounds(found)}; {loads(found)}"
+        title = f"Parked keys and durable jobs, events a second, or ms: {of_rounds(found)}; {loads(found)}"
         shown = table(title, ["row"], ["figure", "right"])
         for name in names(found):
             mine = of_system(found, name)
@@ -134,6 +151,8 @@ one key fails once, after a millisecond."""
         for row, least in ((ONE, 0.95), (MANY, 0.80)):
             if shares := [parked / plain for parked, plain in pairs(row, OPEN)]:
                 aims.append(at_least(f"drain, {row} parked, to nothing parked", least, shares))
+        if shares := [durable / ahead for durable, ahead in pairs(DURABLE, AHEAD)]:
+            aims.append(at_least("durable jobs that do nothing, to the same ahead of the turn", 0.4, shares))
         if later := [failing - calm for failing, calm in pairs(FAILING, CALM)]:
             aims.append(at_most("p99 of others while one key fails, later by", 3, later, "ms"))
         if rates := [one.figure for one in right(of_system(found, WORKED_OFF))]:

@@ -53,6 +53,7 @@ COMMANDS = {
     "web": Command("streams.cli.web", "Show an event source, or any group, in the browser.", "web"),
     "dlq": Command("streams.cli.dlq", "Manage dead letters: list, show, replay, drop."),
     "parked": Command("streams.cli.parked", "Manage parked keys: list, show, retry, skip-head, drop."),
+    "once": Command("streams.cli.once", "Show the ids that an event source remembers: stats."),
     "jobs": Command("streams.cli.jobs", "Manage durable jobs: list, show, retry, cancel."),
     "skip": Command("streams.cli.skip", "Skip a record that stops an event source, without a deployment."),
     "reset": Command("streams.cli.reset", "Set a stopped source to other places, with or without its state."),

@@ -135,21 +135,21 @@ class StateAt(NamedTuple):
         return self._replace(offset=max(self.offset, records[-1].offset)) if records else self
 
 
-class Parked(NamedTuple):
+class ParkedState(NamedTuple):
     """The parked keys of one partition, and its timers by name."""
 
     keys: ParkedKeys
     timers: dict[str, Timer]
 
 
-def parked_of(number: int, entries: Mapping[bytes, bytes]) -> Parked:
+def parked_of(number: int, entries: Mapping[bytes, bytes]) -> ParkedState:
     """Return the parked keys in a state. Raises ``OffsetError`` for one that cannot be read."""
     timers = _timers_of(number, entries)
     try:
         keys = ParkedKeys(timer for name, timer in timers.items() if name.startswith(PREFIX))
     except BrokenQueue as error:
         raise OffsetError(f"partition {number}: {error}") from error
-    return Parked(keys, timers)
+    return ParkedState(keys, timers)
 
 
 def jobs_of(number: int, entries: Mapping[bytes, bytes]) -> Jobs:

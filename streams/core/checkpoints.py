@@ -23,8 +23,14 @@ MARGIN_MS: Final = 3_600_000
 """Milliseconds that are taken off the age at which tombstones behind a mark may be gone: clocks differ."""
 
 
+KEEPS: Final = ("ids of once=",)
+"""What a folder has beside what each release has kept in it: ids of ``once=``. One that was filled by a release that
+did not keep them would be a state in which these events were not handled."""
+
+
 class LogIdentity(msgspec.Struct, frozen=True):
-    """The log that a folder belongs to, and the layout of its files. ``codec`` names the store and its codecs."""
+    """The log that a folder belongs to, and the layout of its files. ``codec`` names the store and its codecs.
+    ``keeps``: which of ``KEEPS`` the folder has, or, where a source asks for one, which it needs."""
 
     cluster: str
     topic: str
@@ -32,6 +38,7 @@ class LogIdentity(msgspec.Struct, frozen=True):
     partition: int
     codec: str
     format: int = FORMAT
+    keeps: tuple[str, ...] = ()
 
 
 class FolderMark(msgspec.Struct, frozen=True):
@@ -59,7 +66,10 @@ def reason_to_distrust(mark: FolderMark, identity: LogIdentity, *, now_ms: int, 
     """
     for name in LogIdentity.__struct_fields__:
         is_, wanted = getattr(mark.identity, name), getattr(identity, name)
-        if is_ != wanted:
+        if name == "keeps":
+            if lacks := set(wanted) - set(is_):
+                return f"it was filled without {', '.join(sorted(lacks))}, by an older release or for other code"
+        elif is_ != wanted:
             return f"its {name.replace('_', ' ')} is {is_!r}, not {wanted!r}"
     age_ms = now_ms - mark.as_of_ms
     # A tombstone behind the mark may be compacted away: its key would come back from the folder.

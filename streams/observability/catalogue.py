@@ -16,10 +16,13 @@ from streams.metrics import (
     BatchFailed,
     CallAbandoned,
     CallbackFailed,
+    CommandHandled,
     DurableJobEnded,
     EventDuplicate,
     EventFailed,
     HeadTried,
+    IdMissing,
+    IdsForgotten,
     JobEnded,
     Measurement,
     MembershipChanged,
@@ -121,7 +124,11 @@ HEADS_TRIED = _counter(
 ONCE_DUPLICATES = _counter(
     "kes_once_duplicates", "Events that were passed: one with their id was handled before (once=).", ("type",)
 )
+ONCE_MISSING = _counter("kes_once_missing", "Events with once= that had no id, and were handled.", ("type",))
+ONCE_FORGOTTEN = _counter("kes_once_forgotten", "Ids that went before their time, for others to have room (once=).")
 BATCHES_FAILED = _counter("kes_failed_batches", "Batches that failed as a whole; their events run one by one.")
+COMMANDS = _counter("kes_commands", "Commands that were handled: done, rejected, conflict.", ("type", "outcome"))
+COMMAND_SECONDS = _histogram("kes_command_seconds", "Time from the sending of a command to its turn.", FAST)
 LATE_ITEMS = _counter("kes_late_items", "Items that came for windows that were closed.", ("store", "window"))
 EXPIRED_EARLY = _counter(
     "kes_expired_early", "Entries that expired before their time by the clock: an event came from the future.",
@@ -211,6 +218,7 @@ PARKED_FULL = _gauge(
 )  # fmt: skip
 JOBS_PENDING = _gauge("kes_jobs_pending", "Durable jobs that are not over.", ("partition",))
 JOBS_RUNNING = _gauge("kes_jobs_running", "Durable jobs that run.", ("partition",))
+ONCE_IDS = _gauge("kes_once_ids", "Ids of events that are remembered (once=).", ("partition",))
 JOBS_PARKED = _gauge("kes_jobs_parked", "Durable jobs that wait for an operator.", ("partition",))
 JOBS_SINCE = _gauge(
     "kes_jobs_since_timestamp_seconds", "Time at which the oldest durable job was started.", ("partition",)
@@ -294,8 +302,14 @@ def readings(measurement: Measurement) -> list[Sample]:
             return [(HEADS_TRIED, 1, (outcome,))]
         case DurableJobEnded(name, _, outcome):
             return [(JOBS_ENDED, 1, (name, outcome))]
+        case CommandHandled(_, name, outcome, seconds):
+            return [(COMMANDS, 1, (name, outcome)), (COMMAND_SECONDS, seconds, ())]
         case EventDuplicate(_, _, kind, events):
             return [(ONCE_DUPLICATES, events, (kind,))]
+        case IdMissing(_, kind, events):
+            return [(ONCE_MISSING, events, (kind,))]
+        case IdsForgotten(_, ids):
+            return [(ONCE_FORGOTTEN, ids, ())]
         case BatchFailed():
             return [(BATCHES_FAILED, 1, ())]
         case OutOfTime(partition, kind, store, part, items):
@@ -350,6 +364,7 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield PARKED_FULL, bool(each.parking_full), label
         if each.parked_since_ms is not None:
             yield PARKED_SINCE, each.parked_since_ms / 1000, label
+        yield ONCE_IDS, each.once_ids, label
         yield JOBS_PENDING, each.jobs, label
         yield JOBS_RUNNING, each.jobs_running, label
         yield JOBS_PARKED, each.jobs_parked, label

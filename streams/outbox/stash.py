@@ -18,6 +18,7 @@ from streams.events import to_record
 from streams.outbox.schema import DEFAULT_TABLE, TOPIC_PATTERN, stash_function
 from streams.outbox.sqlite import stash_rows
 from streams.records import DEFAULT_MESSAGE_LIMIT, Record, record_size
+from streams.settings.once import with_id
 
 _NAMES: Final = ("topics", "keys", "contents", "partitions", "header_counts", "names", "contents_of_headers", "ordered")
 _TYPES: Final = ("text[]", "bytea[]", "bytea[]", "integer[]", "integer[]", "text[]", "bytea[]", "boolean")
@@ -143,14 +144,15 @@ class Outbox(_Statements):
         headers: Iterable[tuple[str, bytes | None]] = (),
         partition: int | None = None,
         ordered: bool = True,
+        id: str | bytes | int | None = None,
     ) -> None:
         """Stash an event, encoded as ``to_record`` does; ``None`` is a tombstone of the key.
 
-        ``ordered=False``: the key is not locked, and its records may come in another order than the commits. Raises
-        ``OutboxError`` (no transaction, or a record that Kafka would refuse), ``EncodeError``, ``RegistrationError``,
-        and what the database raises.
+        ``ordered=False``: the key is not locked, and its records may come in another order than the commits. ``id`` is
+        the header ``kes-id``, for sources that handle each id once. Raises ``OutboxError`` (no transaction, or a record
+        that Kafka would refuse), ``EncodeError``, ``RegistrationError``, and what the database raises.
         """
-        self.stash_many(db, [stashed(topic, event, key, headers, partition)], ordered=ordered)
+        self.stash_many(db, [stashed(topic, event, key, with_id(headers, id), partition)], ordered=ordered)
 
     def stash_many(self, db: SyncDatabase, records: Sequence[Record], /, *, ordered: bool = True) -> None:
         """Stash records in one statement, in their order. Raises as ``stash``."""
@@ -186,9 +188,10 @@ class AsyncOutbox(_Statements):
         headers: Iterable[tuple[str, bytes | None]] = (),
         partition: int | None = None,
         ordered: bool = True,
+        id: str | bytes | int | None = None,
     ) -> None:
         """Stash an event, as ``Outbox.stash``."""
-        await self.stash_many(db, [stashed(topic, event, key, headers, partition)], ordered=ordered)
+        await self.stash_many(db, [stashed(topic, event, key, with_id(headers, id), partition)], ordered=ordered)
 
     async def stash_many(self, db: AsyncDatabase, records: Sequence[Record], /, *, ordered: bool = True) -> None:
         """Stash records in one statement, as ``Outbox.stash_many``."""

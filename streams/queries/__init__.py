@@ -6,20 +6,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streams.model.commands import CommandDone
+    from streams.queries.commands import CommandClient
     from streams.queries.reader import StateReader
     from streams.queries.server import QueryServer
     from streams.queries.service import query_app
 
-__all__ = ["QueryServer", "StateReader", "query_app"]
+__all__ = ["CommandClient", "CommandDone", "QueryServer", "StateReader", "query_app"]
 
-_HOMES = {"QueryServer": "server", "StateReader": "reader", "query_app": "service"}
+_HOMES = {
+    "CommandClient": "streams.queries.commands",
+    "CommandDone": "streams.model.commands",
+    "QueryServer": "streams.queries.server",
+    "StateReader": "streams.queries.reader",
+    "query_app": "streams.queries.service",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in ("starlette", "uvicorn", "httptools", "aiohttp"):

@@ -32,12 +32,13 @@ from streams.queries.tickets import (
     group_secret,
     ticket,
 )
+from streams.runtime.queries.commands import CommandQuestion
 from streams.runtime.queries.operating import OperatorRequest
 from streams.runtime.queries.questions import BUSY_SECONDS, MOST_BYTES_IN, MOST_BYTES_READ, Question, Refusal
 from streams.sak.forks import MadeHere
 from streams.settings.config import EventSourceConfig
 
-Q = TypeVar("Q", bound=Question | OperatorRequest[Any])
+Q = TypeVar("Q", bound=Question | OperatorRequest[Any] | CommandQuestion)
 R = TypeVar("R")
 
 _REQUEST_SECONDS: Final = 6.0

@@ -1,9 +1,10 @@
 """The HTTP service of a member: it answers the questions of readers that have a ticket. Any loop and thread; the store
 is read on that of the event source.
 
-``query_app`` is an ASGI application with a route for readers (``POST /api/v1/query``) and one for each kind of
-operators' requests (``/api/v1/parked``, ``/api/v1/jobs``), for an application of your own to mount, or for
-``QueryServer``. It never asks another member: a reader that has come to the wrong one goes to the right one.
+``query_app`` is an ASGI application with a route for readers (``POST /api/v1/query``), one for callers of commands
+(``/api/v1/command``) and one for each kind of operators' requests (``/api/v1/parked``, ``/api/v1/jobs``), for an
+application of your own to mount, or for ``QueryServer``. It never asks another member: a reader that has come to the
+wrong one goes to the right one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from streams.errors import ConfigError, MembershipLost, NotCaughtUp, NotOwned, S
 from streams.model.answers import Answer
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_ticket, seal
 from streams.records import TopicPartition
+from streams.runtime.queries.commands import CommandAnswer, CommandQuestion, checked_question
+from streams.runtime.queries.commands import answered as answered_command
 from streams.runtime.queries.jobs import JobRequest
 from streams.runtime.queries.operating import OperatorReply, OperatorRequest, answered
 from streams.runtime.queries.parked import ParkedRequest
@@ -47,6 +50,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_AT_A_TIME: Final = 64
+MOST_AWAITED: Final = 400
+"""Replies to commands that are waited for here. Each has a connection, and readers need some of the
+``server.MOST_CONNECTIONS``."""
 
 _STATUS: Final[dict[type[Exception], int]] = {
     TicketRefused: 401,
@@ -67,23 +73,41 @@ class _Busy(StreamsError):
     pass
 
 
+Answering = Callable[[bytes], Awaitable[Reply | OperatorReply | CommandAnswer]]
+
+
+class RequestRoom:
+    """RequestRoom for so many requests at a time. On one loop."""
+
+    def __init__(self, most: Callable[[], int]) -> None:
+        self._most = most
+        self._busy = 0
+
+    async def counted(self, reply: Callable[[bytes], Awaitable[T]], body: bytes) -> T:
+        """Answer, if there is room. Those without a ticket take none of it."""
+        if self._busy >= self._most():
+            raise _Busy(f"busy: {self._busy} requests are under way")
+        self._busy += 1
+        try:
+            return await reply(body)
+        finally:
+            self._busy -= 1
+
+
 class _Service:
     def __init__(self, source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> None:
         self._run, self._secret, self._address = source._run, secret, address
-        self._busy = 0
         self._crossing: Crossing | None = None  # to the present run of the source
 
-    def route(self, path: str, reply: Callable[[bytes], Awaitable[Reply | OperatorReply]]) -> Route:
-        """Make a route whose requests ``reply`` answers from their bodies."""
+    def route(self, path: str, reply: Answering, room: RequestRoom) -> Route:
+        """Make a route whose requests ``reply`` answers from their bodies, while there is room."""
 
         async def answer(request: Request) -> Response:
-            return await self._answer(request, path, reply)
+            return await self._answer(request, path, reply, room)
 
         return Route(path, answer, methods=["POST"])
 
-    async def _answer(
-        self, request: Request, path: str, reply: Callable[[bytes], Awaitable[Reply | OperatorReply]]
-    ) -> Response:
+    async def _answer(self, request: Request, path: str, reply: Answering, room: RequestRoom) -> Response:
         asked = request.headers.get(TICKET_HEADER, "")
         is_known = False  # nothing is sealed for a ticket that was not made with the secret
         try:
@@ -91,7 +115,7 @@ class _Service:
                 body = await _body(request)
                 check_ticket(self._secret, asked, "POST", path, body, self._address(), time.time())
                 is_known = True
-                content = msgspec.json.encode(await self._counted(reply, body))
+                content = msgspec.json.encode(await room.counted(reply, body))
                 if len(content) >= MOST_BYTES_READ:
                     raise StoreError(f"the answer has {len(content)} bytes; readers take less than {MOST_BYTES_READ}")
             return self._sealed(asked, 200, content)
@@ -110,16 +134,6 @@ class _Service:
             _log.exception("a question of a reader failed")
             failed = StreamsError("the question failed at the member, whose log says why")
             return self._sealed(asked if is_known else "", 500, _refusal(failed, "StreamsError"))
-
-    async def _counted(self, reply: Callable[[bytes], Awaitable[T]], body: bytes) -> T:
-        """Answer, if there is room. Those without a ticket take none of it."""
-        if self._busy >= MOST_AT_A_TIME:
-            raise _Busy(f"busy: {MOST_AT_A_TIME} requests are under way")
-        self._busy += 1
-        try:
-            return await reply(body)
-        finally:
-            self._busy -= 1
 
     def _sealed(self, asked: str, status: int, body: bytes) -> Response:
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -145,6 +159,15 @@ class _Service:
             return await self._on_its_loop(self._operate(request), self._loop())
 
         return reply
+
+    async def reply_to_command(self, body: bytes) -> CommandAnswer:
+        """Answer a question for the reply to a command, once that is committed."""
+        config, question = self._run.config, _read(body, CommandQuestion)
+        checked_question(question, config.group_id, config.num_partitions)
+        return await self._on_its_loop(self._await_reply(question), self._loop())
+
+    async def _await_reply(self, question: CommandQuestion) -> CommandAnswer:
+        return await answered_command(self._run.queries(), question)
 
     async def _operate(self, request: OperatorRequest[Any]) -> OperatorReply:
         async with asyncio.timeout(min(request.timeout_seconds, LONGEST_SECONDS)):
@@ -227,11 +250,15 @@ class _Service:
 def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> Router:
     """Make the ASGI application that answers readers of this source. ``secret``: the group's (``group_secret``).
     ``address``: returns the address in the member's status note, for which tickets are made."""
-    service = _Service(source, secret, address)
+    service, room = _Service(source, secret, address), RequestRoom(lambda: MOST_AT_A_TIME)
     # A ticket is for one path: no reader acts by accident.
     operators: list[type[OperatorRequest[Any]]] = [ParkedRequest, JobRequest]
-    routes = [service.route(kind.path, service.reply_to_operator(kind)) for kind in operators]
-    return Router([service.route(Question.path, service.reply), *routes])
+    routes = [
+        service.route(Question.path, service.reply, room),
+        service.route(CommandQuestion.path, service.reply_to_command, RequestRoom(lambda: MOST_AWAITED)),
+        *(service.route(kind.path, service.reply_to_operator(kind), room) for kind in operators),
+    ]
+    return Router(routes)
 
 
 def _read(body: bytes, kind: type[T]) -> T:

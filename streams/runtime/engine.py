@@ -105,8 +105,7 @@ class Engine:
         self.committed_transactions = self.committed_events = 0
         self.accepting = True
         """Whether partitions may still come here: until the last barrier begins."""
-        self.workers: dict[int, PartitionWorker] = {}
-        """The partitions that are here; ``partitions`` changes it."""
+        self.workers: dict[int, PartitionWorker] = {}  # those that are here; ``partitions`` changes it
         self._watchdog = environment.watchdog(config.timeouts.rebalance_timeout_seconds)
         self._events: deque[GroupEvent] = deque()
         self._news, self._stop, self._tasks = Signal(), anyio.Event(), anyio.create_task_group()
@@ -125,6 +124,7 @@ class Engine:
                 now=now,
                 wall_ms=self.wall_ms,
             )
+            self.keeper.has_ids = router.once_bounds is not None
         else:
             refuse_without_folder(store_factory)
         self.slots = Slots([connections.slot(name) for name in ids], [config.changelog])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         BatcherConfig,
         SchedulerConfig,
     )
+    from streams.settings.once import Once, header
 
 __all__ = [
     "COMPUTE",
@@ -34,6 +35,7 @@ __all__ = [
     "BatcherConfig",
     "EventSourceConfig",
     "GroupConfig",
+    "Once",
     "ParkingConfig",
     "PoolConfig",
     "QueryConfig",
@@ -41,6 +43,7 @@ __all__ = [
     "SchedulerConfig",
     "StateConfig",
     "TimeoutConfig",
+    "header",
 ]
 
 if not TYPE_CHECKING:
@@ -50,5 +53,6 @@ if not TYPE_CHECKING:
             "config": "EventSourceConfig",
             "groups": "GroupConfig ParkingConfig PoolConfig QueryConfig QueueConfig StateConfig TimeoutConfig",
             "jobs": "BatcherConfig COMPUTE FAST_NETWORK SLOW_NETWORK SchedulerConfig WIDE_NETWORK",
+            "once": "Once header",
         },
     )

@@ -9,13 +9,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from streams.errors import ConfigError, RegistrationError
+from streams.errors import ConfigError, EncodeError, RegistrationError
 from streams.protocols import DiskEngine
-from streams.records import IncomingRecord
+from streams.records import ID_HEADER, IncomingRecord
 from streams.sak.numbers import is_number, is_whole
 
-ID_HEADER: Final = "kes-id"
-"""The header with a record's id that ``EventProducer.send(id=...)`` and the outbox write."""
 MOST_IDS: Final = 1_000_000
 """Ids that one partition remembers, if no ``Once`` says how many."""
 LONGEST_SECONDS: Final = 100 * 365 * 86_400
@@ -127,6 +125,26 @@ class OnceBounds(NamedTuple):
         if "engine" in said and said.get("when_full") == "forget":
             raise RegistrationError(_NOT_BOTH)
         return cls(min(once.within_s for once in found), **said)
+
+
+def with_id(
+    headers: Iterable[tuple[str, bytes | None]], id: str | bytes | int | None
+) -> Iterable[tuple[str, bytes | None]]:
+    """Return headers with that of a record's id behind them; ``None``: it has none. Raises ``EncodeError``."""
+    if id is None:
+        return headers
+    given: object = id  # whatever it is
+    if isinstance(given, str):
+        data = given.encode(errors="replace")
+    elif isinstance(given, bytes):
+        data = given
+    elif isinstance(given, int) and not isinstance(given, bool):
+        data = b"%d" % given
+    else:
+        raise EncodeError(f"the id of a record is a {type(given).__name__}; it must be a text, bytes or a whole number")
+    if not data:
+        raise EncodeError("the id of a record is empty")
+    return [*headers, (ID_HEADER, data)]
 
 
 def _given(value: object) -> object:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from streams.model.topology import Topology, TopologyHandler, TopologyTopic
     from streams.records import PartitionChange
     from streams.runtime.partition.job_runs import JobRun
+    from streams.source.aggregates import AggregateRules
     from streams.source.async_batcher import AsyncBatcher
     from streams.source.batch_producer import BatchProducer
     from streams.source.event_producer import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from streams.source.postgres_sink import PostgresSink, SinkItem
 
 __all__ = [
+    "AggregateRules",
     "Answer",
     "AsyncBatcher",
     "AsyncEventProducer",
@@ -54,6 +56,7 @@ if not TYPE_CHECKING:
     __getattr__ = LazyNames(
         __name__,
         {
+            "aggregates": "AggregateRules",
             "async_batcher": "AsyncBatcher",
             "batch_producer": "BatchProducer",
             "event_producer": "AsyncEventProducer BlockingEventProducer EventProducer RecordOptions TransactionRecords",

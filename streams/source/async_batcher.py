@@ -13,6 +13,7 @@ from streams.runtime.async_work.batch_stage import BatchDefinition, BatchItem, B
 from streams.runtime.async_work.invoke import check_ends, kind_of
 from streams.runtime.partition.event_context import EventContext
 from streams.settings.jobs import BatcherConfig, check_settings
+from streams.settings.once import Once
 from streams.source.event_source import EventSource
 
 ValueT = TypeVar("ValueT")
@@ -92,6 +93,7 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         *,
         key: Callable[[E], Hashable] | None = None,
         on_error: ErrorPolicy | None = None,
+        once: Once | None = None,
     ) -> Callable[[P], P]:
         """Batch the items of each event of this class.
 
@@ -99,10 +101,11 @@ class AsyncBatcher(Generic[StoreT, ValueT]):
         ``BatchItem(key, value, user_data)``, or a single one of them, or ``None`` (nothing to do: the event completes
         in its turn, without the finalizer). Or ``key`` alone maps an event to the key, and the event itself is the
         value of its only item. The function runs ahead of the event's turn, so it has no store; its exceptions go to
-        ``on_error`` (default: ``config.error_policy``). Raises ``RegistrationError``.
+        ``on_error`` (default: ``config.error_policy``). ``once``: as that of ``EventSource.on``. Raises
+        ``RegistrationError``.
         """
         return self._source._declared.handlers.register_planner(
-            self._definition, self._definition.execute, _checked, event_class, planner, key, on_error
+            self._definition, self._definition.execute, _checked, event_class, planner, key, on_error, once
         )
 
     async def submit(self, ctx: EventContext[StoreT], items: Sequence[Given[ValueT]]) -> list[BatchItem[ValueT]]:

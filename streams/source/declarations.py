@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ from streams.runtime.partition.visiting import requested
 from streams.sak.users_code import calling_location
 from streams.settings.config import EventSourceConfig
 from streams.settings.groups import check_type
+from streams.source.aggregates import AggregateRules
 from streams.source.inputs import DeclaredInputs
 from streams.source.joins import DeclaredJoins
 from streams.source.lookups import DeclaredLookups
@@ -41,6 +43,7 @@ if TYPE_CHECKING:  # a source is declared without the engine
     from streams.runtime.replay import Program
 
 CallbackT = TypeVar("CallbackT", bound=Callable[[Any, PartitionChange], object])
+S = TypeVar("S")
 StoreFactory = Callable[[TopicPartition], Any]
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 
@@ -68,6 +71,7 @@ class Declarations:
         self.visits: Final = DeclaredVisits(self._registry)
         self.lifespans: list[Lifespan] = []
         self.metrics_handlers: list[MetricsHandler] = []
+        self.aggregate: AggregateRules[Any] | None = None
         self.callbacks: dict[str, list[Callable[[Any, PartitionChange], object]]] = {}
 
     @property
@@ -101,9 +105,21 @@ class Declarations:
         made.outputs._forms.update(self.outputs._forms)
         made.outputs.null_keys.update(self.outputs.null_keys)
         made.lookups.by_topic.update(self.lookups.by_topic)
+        made.aggregate = self.aggregate
         made.lifespans, made.metrics_handlers = [*self.lifespans], [*self.metrics_handlers]
         made.callbacks = {moment: [*functions] for moment, functions in self.callbacks.items()}
         return made
+
+    def declare_aggregate(
+        self, initial: S, events: str, remember: timedelta, on_error: Retry | None
+    ) -> AggregateRules[S]:
+        """See ``EventSource.aggregate``."""
+        self.router.refuse_if_frozen("the aggregate")
+        if self.aggregate is not None:
+            raise RegistrationError("the source has an aggregate already; it has one store, and so one kind of state")
+        declared = AggregateRules(self.handlers, self.router, initial, events, remember, on_error)
+        self.aggregate = declared
+        return declared
 
     def add_callback(self, moment: str, function: CallbackT) -> CallbackT:
         """Have a function called when a partition comes or goes. Raises ``RegistrationError`` for one that cannot be,

@@ -28,6 +28,7 @@ from streams.records import Delivery, Output, Record, as_bytes
 from streams.runtime.bridge import Worker
 from streams.runtime.signal import Broadcast
 from streams.settings import sources
+from streams.settings.once import with_id
 
 if TYPE_CHECKING:  # the clients of Kafka are loaded with the first producer, not with this module
     from streams.kafka.writing.blocking import Transactions
@@ -46,13 +47,14 @@ _CLOSE_SECONDS: Final = 5.0
 
 class RecordOptions(TypedDict, total=False):
     """Further arguments of ``send``, as those of ``EventContext.forward``: the ``key`` decides the partition unless
-    ``partition`` names one; ``headers`` come after the type's own; ``timestamp_ms`` is the time of sending if
-    missing."""
+    ``partition`` names one; ``headers`` come after the type's own; ``timestamp_ms`` is the time of sending if missing;
+    ``id`` is the header ``kes-id``, for sources that handle each id once."""
 
     key: str | bytes | None
     headers: Iterable[tuple[str, bytes | None]]
     partition: int | None
     timestamp_ms: int | None
+    id: str | bytes | int | None
 
 
 class EventProducer:
@@ -201,10 +203,11 @@ class BlockingEventProducer:
         headers: Iterable[tuple[str, bytes | None]] = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
+        id: str | bytes | int | None = None,
     ) -> None:
         """Send an event without waiting for it, unless ``max_queued_records`` are on their way. ``flush``, or the end
         of the block, raises its failure. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
-        record = _record(topic, event, key, headers, partition, timestamp_ms, self._tracer)
+        record = _record(topic, event, key, headers, partition, timestamp_ms, self._tracer, id)
         queue = self._queue
         if not queue.take(record):  # a call less where there is room
             self._put(record)
@@ -309,12 +312,13 @@ class AsyncEventProducer:
         headers: Iterable[tuple[str, bytes | None]] = (),
         partition: int | None = None,
         timestamp_ms: int | None = None,
+        id: str | bytes | int | None = None,
     ) -> None:
         """Send an event without waiting for it, unless ``max_queued_records`` are on their way. ``flush``, or the end
         of the block, raises what became of it. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
         if asyncio._get_running_loop() is not self._loop:
             self._check_loop()
-        record = _record(topic, event, key, headers, partition, timestamp_ms, self._tracer)
+        record = _record(topic, event, key, headers, partition, timestamp_ms, self._tracer, id)
         queue = self._queue
         if not queue.take(record):  # a coroutine less where there is room
             await self._put(record)
@@ -436,10 +440,12 @@ def _record(
     partition: int | None = None,
     timestamp_ms: int | None = None,
     tracer: Tracer | None = None,
+    id: str | bytes | int | None = None,
 ) -> Record:
     if isinstance(topic, str):
+        headers = headers if id is None else with_id(headers, id)
         record = to_record(topic, event, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
-    elif event is not None or key is not None or headers or partition is not None or timestamp_ms is not None:
+    elif event is not None or key is not None or headers or (partition, timestamp_ms, id) != (None,) * 3:
         raise TypeError("a Record is complete: send it without further arguments")
     else:
         record = topic

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from streams.core.router import check_callable
@@ -16,22 +17,28 @@ from streams.errors import RegistrationError
 from streams.formats.rules import TypeRule
 from streams.metrics import MetricsHandler
 from streams.model.answers import Answer
+from streams.model.commands import Versioned
 from streams.model.topics import TopicSpec
+from streams.outcomes import Retry
 from streams.records import Delivery, TopicPartition
 from streams.runtime import source_topics
 from streams.runtime.partition.event_context import EventContext
 from streams.settings.config import EventSourceConfig
+from streams.source.aggregates import AggregateRules
 from streams.source.declarations import Declarations, Lifespan
 from streams.source.declaring import Declaring
 from streams.source.requests import SourceRequests
 from streams.source.running import SourceRun, connected
 from streams.statistics import SourceState, SourceStatistics
+from streams.stores.table import Table
 
 if TYPE_CHECKING:
     from streams.runtime.replay import Program
 
 StoreT = TypeVar("StoreT")
 T = TypeVar("T")
+K = TypeVar("K")
+S = TypeVar("S")
 
 
 class EventSource(Declaring[StoreT]):
@@ -97,6 +104,28 @@ class EventSource(Declaring[StoreT]):
         self._declared = declared
         self._run = SourceRun(declared, self)
         self._requests = SourceRequests(declared, self._run)
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def aggregate(
+        self: EventSource[Table[K, Versioned[S]]],
+        initial: S,
+        *,
+        events: str,
+        remember: timedelta = timedelta(days=1),
+        on_error: Retry | None = None,
+    ) -> AggregateRules[S]:
+        """Declare that the source takes commands to its states: the store is ``Aggregate.factory(...)``. Returns what
+        has the decorators ``decide`` and ``evolve``.
+
+        A command is a record of the source's topic with an id in the header ``kes-id``; ``CommandClient.ask`` sends
+        it, and returns its answer. Its events go to the topic ``events``, with the numbers 1, 2, 3 ... of their key in
+        the header ``kes-version``. ``initial`` is the state of a key that has none. An id takes effect once within
+        ``remember`` (a minute to 366 days), and the answer is kept as long. ``on_error`` (default:
+        ``config.error_policy``): for commands whose ``decide`` or ``evolve`` fails otherwise than by ``Rejected``.
+        Raises ``ConfigError``; ``RegistrationError`` for a second one, and after the start.
+        """
+        return self._declared.declare_aggregate(initial, events, remember, on_error)
 
     # -- running -------------------------------------------------------------------------------------------------------
 

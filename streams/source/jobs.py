@@ -17,6 +17,7 @@ from streams.runtime.async_work.job_stage import JobDefinition, JobStage
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.job_runs import JobRun
 from streams.settings.jobs import COMPUTE, SchedulerConfig, check_settings
+from streams.settings.once import Once
 from streams.source.event_source import EventSource
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         *,
         key: Callable[[E], Hashable] | None = None,
         on_error: ErrorPolicy | None = None,
+        once: Once | None = None,
     ) -> Callable[[P], P]:
         """Schedule a job for each event of this class.
 
@@ -153,7 +155,8 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
         nothing to do (then the event completes in its turn, without the finalizer). Or ``key`` alone maps the event to
         the key, and the event itself is the item. A key is anything hashable that compares by value. The function runs
         ahead of the event's turn, once, so it has no store; an event for which it raises goes to the last word of
-        ``on_error`` (default: ``config.error_policy``) at its turn. Raises ``RegistrationError``.
+        ``on_error`` (default: ``config.error_policy``) at its turn. ``once``: as that of ``EventSource.on``; the job of
+        a known duplicate does not begin. Raises ``RegistrationError``.
         """
         if self._definition.takes_run:
             raise RegistrationError(
@@ -161,7 +164,7 @@ class AsyncJobScheduler(Generic[StoreT, ItemT, ResultT]):
                 "ctx.start_job"
             )
         return self._source._declared.handlers.register_planner(
-            self._definition, self._definition.job, _checked, event_class, planner, key, on_error
+            self._definition, self._definition.job, _checked, event_class, planner, key, on_error, once
         )
 
     def schedule(self, ctx: EventContext[StoreT], item: ItemT) -> Awaitable[Answer]:

@@ -149,6 +149,7 @@ class DeclaredHandlers:
         planner: Callable[..., Any] | None,
         key: Callable[[Any], Any] | None,
         on_error: ErrorPolicy | None,
+        once: Once | None = None,
     ) -> Callable[[F], F]:
         """Register a stage that carries out the plan of ``planner`` for each event of a class, ahead of the event's
         turn; or, with ``key`` alone, the event itself under its key. ``check`` turns a plan into the stage's input;
@@ -164,8 +165,9 @@ class DeclaredHandlers:
             event_type = event_type_of(event_class)
             ahead = Ahead(stage, lambda record, event: check(what, record, function(record, event)))
             policy, worker = self._registry.policy(on_error), handler or function
+            rule = once_rule(event_class, event_type.name, once)
             self._registry.router.add(
-                Route(event_type.name, event_type, worker, blocking=False, policy=policy, ahead=ahead)
+                Route(event_type.name, event_type, worker, blocking=False, policy=policy, ahead=ahead, once=rule)
             )
             return function
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from streams.sak.lazy_names import LazyNames
 
 if TYPE_CHECKING:
+    from streams.model.commands import Versioned
+    from streams.stores.aggregate import Aggregate
     from streams.stores.engines import KeyValueEngine, OrderedKeyValueEngine
     from streams.stores.foreign import ForeignRow
     from streams.stores.heap import Heap
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from streams.stores.windows import LateItem, Window, Windows
 
 __all__ = [
+    "Aggregate",
     "ForeignRow",
     "HashEngine",
     "Heap",
@@ -39,6 +42,7 @@ __all__ = [
     "Stores",
     "Table",
     "Update",
+    "Versioned",
     "Window",
     "Windows",
 ]
@@ -47,6 +51,8 @@ if not TYPE_CHECKING:
     __getattr__ = LazyNames(
         __name__,
         {
+            "aggregate": "Aggregate",
+            "streams.model.commands": "Versioned",
             "engines": "KeyValueEngine OrderedKeyValueEngine",
             "foreign": "ForeignRow",
             "heap": "Heap",

@@ -37,7 +37,8 @@ class LayeredBytes(JournalledBytes):
         return self._layers.estimated_len()
 
     def keep_rows(self, prefix: bytes) -> LayeredEngine:
-        """Keep the rows of a joined table as well, whose keys begin with ``prefix``. Returns the engine for them."""
+        """Keep the rows of a joined table, or ids, as well, whose keys begin with ``prefix``. Returns the engine for
+        them."""
         self._layers.row_prefixes.add(prefix)
         return self._layers
 

@@ -18,7 +18,8 @@ from streams.statistics import SourceStatistics
 from streams.stores.joined import Joined
 from streams.stores.joined_table import JoinedTable
 from streams.testing.driven_beginnings import DrivenBeginnings
-from streams.testing.driven_jobs import DrivenJobs
+from streams.testing.driven_commands import DrivenCommands
+from streams.testing.driven_once import DrivenOnce
 from streams.testing.driven_tables import DrivenTable, declared_table
 from streams.testing.driver_base import Unsettled
 from streams.testing.fault_points import Point, Trap
@@ -40,7 +41,7 @@ START_TIME: Final = 1_700_000_000.0
 """The time of day at which drivers start, in seconds since 1970."""
 
 
-class TestDriver(DrivenBeginnings, DrivenJobs, Generic[StoreT]):
+class TestDriver(DrivenBeginnings, DrivenCommands, DrivenOnce, Generic[StoreT]):
     """Runs an event source over a simulated broker, in virtual time: no waiting, no network, the same run each time.
 
     ``source`` is not started itself; its copies are (same handlers, schedules and store factory, each with an instance
@@ -53,8 +54,7 @@ class TestDriver(DrivenBeginnings, DrivenJobs, Generic[StoreT]):
 
     Use it from one thread, as a context manager: ``close`` ends everything. In a running event loop (an async test, a
     notebook) it is used in the same way, without ``await``: that loop stands still during a call. What makes a
-    member stop with an error is raised by the call during which it happens. Raises ``ConfigError`` for arguments that
-    cannot be, ``Stopped`` when it is closed.
+    member stop with an error is raised by the call during which it happens. Raises ``ConfigError``, ``Stopped``.
     """
 
     __test__ = False

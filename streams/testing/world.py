@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.commands import CommandRules
 from streams.core.router import Route
 from streams.errors import ConfigError, StreamsError
 from streams.formats.cloudevents import CloudEvents
@@ -155,6 +156,13 @@ class DrivenWorld:
         """Errors that traps raised."""
         self.awaited = 0
         """Members that are down and will be started again by themselves."""
+
+    @property
+    def command_rules(self) -> CommandRules[Any] | None:
+        """The functions of the commands of the source that runs; ``None``: it takes none."""
+        source = next((member.source for member in self.running()), self._source)
+        declared = source._declared.aggregate
+        return None if declared is None else declared.rules
 
     def changes(self, partition: int) -> Iterator[IncomingRecord]:
         """The committed changelog without the engine's own records."""

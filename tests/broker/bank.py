@@ -3,8 +3,8 @@
 python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLOW_MS, BANK_SLOW_KEY (one account, or *),
                                                 BANK_HANDLER, BANK_MEMBERSHIP, BANK_STRATEGY, BANK_STANDBYS,
                                                 BANK_LEAVE_SECONDS, BANK_PARTITIONS, BANK_STATIC,
-                                                BANK_COPIES (of topics); those of bank_ahead.py and
-                                                bank_parked.py)
+                                                BANK_COPIES (of topics); those of bank_ahead.py,
+                                                bank_parked.py and bank_jobs.py)
 
 BANK_FOLDER=FOLDER       state is kept there
 BANK_ENGINE=NAME         in databases of this engine of streams.disk (else in memory, and in files)
@@ -175,6 +175,10 @@ def build(
         plan.hit("handler.after")
 
     deposit = bank_parked.failing(deposit)
+    if os.environ.get("BANK_HOOKS"):
+        from tests.broker import bank_jobs  # the releases of a rolling upgrade lack durable jobs
+
+        deposit = bank_jobs.starting(source, group, deposit)
     slow_key, slow_ms = os.environ.get("BANK_SLOW_KEY", ""), float(os.environ.get("BANK_SLOW_MS", "0"))
 
     async def patient(ctx: EventContext[Table[str, Account]], event: Deposited) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,9 +84,9 @@ class Example:
         wait_until(there, f"{what}; see {workers.log}")
 
     @contextlib.contextmanager
-    def run(self, folder: Path, workers: int = 2) -> Iterator[KesRun]:
+    def run(self, folder: Path, workers: int = 2, options: Sequence[str] = ()) -> Iterator[KesRun]:
         """``kes run`` beside the test; at the end it is stopped in good order, if the test has not failed."""
-        running = KesRun(f"{self.module}:source", workers, folder / "kes.log", ROOT, self.environment)
+        running = KesRun(f"{self.module}:source", workers, folder / "kes.log", ROOT, self.environment, options)
         try:
             yield running
             assert running.stop() == 0, (running.lines[-8:], running.log.read_text()[-3000:])

@@ -18,6 +18,11 @@ from tests.vocabulary import Added, Ring, Total, config_of
 MINUTE_MS = 60_000
 
 
+def summed(total: int | None, item: int) -> int:
+    """Add to what there is."""
+    return (total or 0) + item
+
+
 def build(config: EventSourceConfig, output: str) -> EventSource[Any]:
     """A source that keeps totals, counts by the minute and the last amounts, and sets a timer where an event says so
     (``deed``: its due time, in milliseconds)."""
@@ -27,7 +32,7 @@ def build(config: EventSourceConfig, output: str) -> EventSource[Any]:
 
     class Kept(Stores):
         totals = NamedTable.of(str, int)
-        minutes = Windows.tumbling(str, int, size=60, add=lambda total, item: (total or 0) + item, on_close=report)
+        minutes = Windows.tumbling(str, int, size=60, add=summed, on_close=report)
         latest = Heap.of(str, int, priority=Index(int, lambda amount: amount))
 
     source = EventSource(config, Kept.factory())

@@ -34,7 +34,7 @@ def die_at(step: str) -> None:
     call, calls = getattr(owner, name), itertools.count(1)
 
     def struck(*arguments: Any) -> Any:
-        is_now = when != "within" and next(calls) == int((*number, 1)[0])
+        is_now = when != "within" and next(calls) == (int(number[0]) if number else 1)
         if when == "before" and is_now:
             die()
         if when == "within":

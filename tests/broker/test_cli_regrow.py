@@ -193,7 +193,12 @@ async def test_a_producer_that_goes_on_is_named(lab: Lab, kes: Kes, monkeypatch:
     async with Running(source_of(lab, PARTITIONS)) as running:
         await running.until_committed(1)
     move: Any = regrow._Regrow.move
-    monkeypatch.setattr(regrow._Regrow, "move", lambda self, slot: (move(self, slot), produce()))
+
+    def moved(command: Any, slot: Any) -> None:
+        move(command, slot)
+        produce()
+
+    monkeypatch.setattr(regrow._Regrow, "move", moved)
     code, answer, err = await run()
     assert (code, f"the first record is {lab.topic}[{late}]@{end + 1}" in err) == (1, True), err
     assert answer["moved"]

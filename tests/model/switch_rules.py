@@ -264,8 +264,8 @@ class SwitchModel:
             yield self._new_commits(world, new, *new.under_way)
         else:
             cap = FAR if self._is_out(SwitchRule.B11_NEVER_BEYOND_OLD) else world.old_at
-            if (known := new._replace(cap=cap, v=new.v or world.v)) != new:
-                yield "NEW reads OLD's changelog", world._replace(new=known)
+            if (informed := new._replace(cap=cap, v=new.v or world.v)) != new:
+                yield "NEW reads OLD's changelog", world._replace(new=informed)
             for q in range(2):
                 causes = self._inputs(world, q)
                 if world.new_at[q] < len(causes):

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams import Retry
-from streams.core.jobs import COUNTER, PREFIX, BrokenJob, JobEnd, JobRecord, Jobs, JobState, SeenJob
+from streams.core.jobs import COUNTER, PREFIX, BrokenJob, JobAction, JobEnd, JobRecord, Jobs, JobState, SeenJob
 from streams.core.parking import NEVER_MS
 from streams.core.timers import Timer
 from streams.core.token_bucket import TokenBucket
@@ -265,7 +265,8 @@ def test_jobs_are_lists(steps: list[tuple[str, int]]) -> None:
         elif record is not None and what in ("fail", "park"):
             change({name: record.changed(NEVER_MS, attempts=record.state.attempts + 1, parked=what == "park")})
         elif record is not None and what == "act":
-            action, seen = "cancel" if which else "retry", SeenJob(name, record.state.number, record.state.since_ms)
+            action: JobAction = "cancel" if (record.state.number + which) % 2 else "retry"
+            seen = SeenJob(name, record.state.number, record.state.since_ms)
             assert jobs.acted(seen._replace(number=seen.number + 1), action, clock) is None
             acted, clock = jobs.acted(seen, action, clock), clock + 1
             assert (acted is None) is record.state.cancelled
@@ -293,6 +294,23 @@ def test_jobs_are_lists(steps: list[tuple[str, int]]) -> None:
 
 def record_of(number: int, name: str = "n") -> JobRecord:
     return JobRecord.of(PREFIX + name, 5, JobState("deliver", b"1", 1, number, f"kes-{number}"), b"k")
+
+
+@pytest.mark.parametrize("action", ["retry", "cancel"])
+def test_an_act_is_for_the_start_that_was_seen_and_carried_out_once(action: JobAction) -> None:
+    parked = JobState("deliver", b"item", 1, number=0, attempts=3, error="no answer", parked=True)
+    counter = Timer(COUNTER, NEVER_MS, "kes.jobs", b'{"next":1}')
+    jobs = Jobs([JobRecord.of(f"{PREFIX}n", NEVER_MS, parked, None), counter])
+    seen = SeenJob(f"{PREFIX}n", 0, 1)
+    assert jobs.acted(seen._replace(name=f"{PREFIX}other"), action, 9) is None
+    assert jobs.acted(seen._replace(number=1), action, 9) is None
+    acted = jobs.acted(seen, action, 9)
+    assert acted is not None
+    assert (acted.due_ms, acted.state.cancelled, acted.state.attempts) == (
+        9, action == "cancel", 3 if action == "cancel" else 0,
+    )  # fmt: skip
+    jobs.set(acted)
+    assert jobs.acted(seen, action, 10) is None
 
 
 def test_records_that_do_not_belong_together_are_refused_by_name() -> None:

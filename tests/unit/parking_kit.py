@@ -21,7 +21,7 @@ from streams import (
 )
 from streams.outcomes import ErrorPolicy
 from streams.runtime.partition.parked_events import QUEUES
-from streams.settings import BatcherConfig, SchedulerConfig
+from streams.settings import BatcherConfig, Once, SchedulerConfig
 from streams.testing import TestDriver
 from streams.testing.simulation.virtual_time import elapse
 
@@ -61,6 +61,7 @@ class Bank:
         self.limits = SchedulerConfig(concurrency=concurrency, max_concurrent_keys=keys)
         self.settings = settings
         self.engine: Any = None
+        self.once: Once | None = None  # of the handler of ``Add``
         self.inputs: dict[str, dict[str, Any]] = {}
         self.places: list[str] = []  # of the attempts
         self.broken_ahead: set[int] = set()
@@ -135,16 +136,25 @@ class Bank:
         if self.way == "batcher":
             limits = BatcherConfig(max_batch_size=1, max_concurrent_batches=4)
             batcher = AsyncBatcher(source, call, called, config=limits)
-            batcher.register_event_type(Add, key=lambda event: event.key, on_error=self.policy)
+            batcher.register_event_type(Add, key=lambda event: event.key, on_error=self.policy, once=self.once)
         elif self.way == "batch":
-            source.register_event_type(Add, on_adds, batch=True, on_error=self.policy)
+            source.register_event_type(Add, on_adds, batch=True, on_error=self.policy, once=self.once)
         elif self.way == "jobs":
             jobs = AsyncJobScheduler(source, job, finalizer, config=self.limits)
-            jobs.register_event_type(Add, key=lambda event: event.key, on_error=self.policy)
+            jobs.register_event_type(Add, key=lambda event: event.key, on_error=self.policy, once=self.once)
         elif self.way == "concurrent":
-            source.register_event_type(Add, concurrent, concurrency=self.limits, on_error=self.policy)
+            limits = self.limits
+            source.register_event_type(Add, concurrent, concurrency=limits, on_error=self.policy, once=self.once)
+        elif self.way == "async":
+
+            async def awaited(ctx: EventContext[Table[str, tuple[int, ...]]], event: Add) -> None:
+                await self.work(event.number)
+                on_add(ctx, event)
+
+            source.register_event_type(Add, awaited, on_error=self.policy, once=self.once)
         else:
-            source.register_event_type(Add, on_add, on_error=self.policy)
+            blocking = self.way == "blocking"
+            source.register_event_type(Add, on_add, on_error=self.policy, once=self.once, blocking=blocking)
 
         @source.on(on_error=self.policy)
         def on_remind(ctx: EventContext[Table[str, tuple[int, ...]]], event: Remind) -> None:

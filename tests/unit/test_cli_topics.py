@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from streams import EventSource, EventSourceConfig
-from streams.cli import topics
+from streams.cli import logging_setup, topics
 from streams.kafka.questions.group_view import MemberView
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of, spec
 
@@ -173,4 +173,27 @@ def test_what_cannot_grow_is_refused(
     there.there.pop(gone, None)
     there.members = tuple(MemberView(member_id=f"{name}-2399", instance=name) for name in members)
     assert said in kes("topics", "grow", *AT, "--partitions", partitions, "--yes", code=code).err
+    assert there.grown == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--shared", "x", "--yes"], 2, "'x' is not copy or stay"),
+        (["--partitioner", "x", "--yes"], 2, "'x' is not one of murmur2, crc32, fnv1a"),
+        (["--routed-by", "no_such_module:key", "--yes"], 1, "cannot load --routed-by 'no_such_module:key'"),
+        (["--routed-by", "json:codecs", "--yes"], 1, "--routed-by 'json:codecs' is no plain function of a key"),
+        (["--json"], 2, "--json needs --yes"),
+        (["--yes"], 1, "joins names: the rows of a joined table lie in the partitions of its topic"),
+    ],
+)
+def test_a_growth_with_state_refuses_what_it_is_told_wrong(
+    kes: Kes, there: FakeCluster, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, said: str
+) -> None:
+    monkeypatch.setattr(logging_setup, "configure_logging", lambda options: None)
+    source = source_of()
+    if arguments == ["--yes"]:
+        source.join("names", key=str, value=str)
+    monkeypatch.setattr(sys.modules["fleet"], "source", source)
+    assert said in kes("topics", "regrow", *AT, "--partitions", "11", *arguments, code=code).words
     assert there.grown == []

@@ -187,7 +187,9 @@ async def test_what_is_not_handled_at_once_is_queued(why: str, most: int, handle
         partition.is_closing = why == "the intake is closed meanwhile"
         return len(records), None
 
-    wake, partition = Signal(), SimpleNamespace(is_closing=False, timers=(), timekeeper=SimpleNamespace(has_news=False))
+    wake, seen = Signal(), SimpleNamespace(unmeasured=0, rows=SimpleNamespace(next_s=None))
+    news = SimpleNamespace(has_news=False)
+    partition = SimpleNamespace(is_closing=False, timers=(), timekeeper=news, seen=seen, last_handled=None)
     source: Any = SimpleNamespace(handled=lambda *room: given_back.append(room))
     host: Any = SimpleNamespace(pool=SimpleNamespace(is_full=why == "no room in the transaction"), input=source)
     inbox = Inbox(config_of(group_id="g", topic="t", num_partitions=1), source, 0, wake)

@@ -30,6 +30,8 @@ from tests.unit.web_kit import raw, source_of, until_closed
 from streams.queries import QueryServer, StateReader, bounded_protocol, service  # isort: skip
 from streams.queries import asking as asking_module  # isort: skip
 from streams.queries import server as server_module  # isort: skip
+from streams.runtime.queries.commands import CommandQuestion
+
 from streams.runtime.queries.questions import MOST_BYTES_READ, PATH, Question, Refusal, Reply, TurnRows  # isort: skip
 from streams.queries.routing import Server  # isort: skip
 from streams.queries.tickets import SEAL_HEADER, TICKET_HEADER, TicketRefused, check_seal, ticket  # isort: skip
@@ -69,10 +71,14 @@ def port_of(server: QueryServer) -> int:
 def put(server: QueryServer, kind: str = "len") -> tuple[int, Any]:
     """Put a question as a reader does; the answer has to be sealed."""
     key = b"ann" if kind == "get" else None
-    body = msgspec.json.encode(Question(group="shop", kind=kind, partition=0, key=key))
-    asked = ticket(SECRET, "POST", PATH, body, server.address, time.time())
+    return put_to(server, Question(group="shop", kind=kind, partition=0, key=key))
+
+
+def put_to(server: QueryServer, question: Question | CommandQuestion) -> tuple[int, Any]:
+    path, body = question.path, msgspec.json.encode(question)
+    asked = ticket(SECRET, "POST", path, body, server.address, time.time())
     with closing(http.client.HTTPConnection("127.0.0.1", port_of(server), timeout=30)) as connection:
-        connection.request("POST", PATH, body, {TICKET_HEADER: asked})
+        connection.request("POST", path, body, {TICKET_HEADER: asked})
         answer = connection.getresponse()
         content = answer.read()
         check_seal(SECRET, answer.getheader(SEAL_HEADER, ""), asked, answer.status, content)
@@ -107,6 +113,21 @@ def test_those_without_a_ticket_take_no_place(server: QueryServer, monkeypatch: 
             connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\na".encode())
         wait_until(lambda: len(server._server.server_state.tasks) == 4, "their requests", step=0.01)
         assert put(server)[0] == 200
+
+
+def test_callers_of_commands_have_room_of_their_own(server: QueryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait long, so readers do not wait behind them; beyond their bound they come again."""
+    answers(monkeypatch, b"1")
+    command = CommandQuestion(group="shop", partition=0, id="1", key=b"ann")
+    monkeypatch.setattr(service, "MOST_AWAITED", 0)
+    status, refusal = put_to(server, command)
+    assert (status, refusal["error"], put(server)[0]) == (503, "Busy", 200)
+    monkeypatch.setattr(service, "MOST_AWAITED", 1)
+    monkeypatch.setattr(service, "MOST_AT_A_TIME", 0)
+    status, refusal = put_to(server, command)
+    assert (status, refusal["error"], put(server)[0]) == (421, "Stopped", 503)
+    for wrong in ({"group": "other"}, {"partition": 99}, {"id": ""}):
+        assert put_to(server, msgspec.structs.replace(command, **wrong))[0] == 400
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from streams.core.parking import ParkedKeys, queued_record
 from streams.core.seen import encode
 from streams.core.timers import Timer
 from streams.errors import ConfigError, OffsetError, StoreError, StreamsError
-from streams.model.partitioners import PARTITIONERS, partition_of
+from streams.model.partitioners import PartitionerName, partition_of
 from streams.records import IncomingRecord
 from streams.runtime.changelog import (
     BEGIN_KEY,
@@ -33,6 +33,7 @@ from tests.unit.structures_kit import HERE, Entries, at, entries, loaded
 
 States = dict[int, Entries]
 TABLE = Table.factory(key=str, value=int)
+PARTITIONERS: list[PartitionerName] = ["murmur2", "crc32", "fnv1a"]
 KEYS = [f"key-{number}" for number in range(200)]
 
 
@@ -73,7 +74,7 @@ def test_each_key_goes_to_the_partition_of_its_records() -> None:
     print(f"seed {seed}")
     drawn = random.Random(seed)
     for _ in range(20):
-        before, place_of = drawn.randrange(1, 7), drawn.choice(list(PARTITIONERS))
+        before, place_of = drawn.randrange(1, 7), drawn.choice(PARTITIONERS)
         after = before + drawn.randrange(1, 9)
         keys = {b"%d" % drawn.randrange(1 << 40): b"%d" % drawn.randrange(9) for _ in range(drawn.randrange(80))}
         states: States = {number: {BEGIN_KEY: b"{}"} for number in range(before)}
@@ -205,6 +206,10 @@ def test_jobs_go_with_their_key_and_keep_their_ids() -> None:
 # -- several structures ------------------------------------------------------------------------------------------------
 
 
+def summed(total: int | None, item: int) -> int:
+    return (total or 0) + item
+
+
 class Shop(Stores):
     closed: ClassVar[Counter[tuple[str, int, int]]] = Counter()
     totals = NamedTable.of(str, int, expires=100)
@@ -214,7 +219,7 @@ class Shop(Stores):
         str,
         int,
         size=10,
-        add=lambda total, item: (total or 0) + item,
+        add=summed,
         on_close=lambda ctx, key, window, value: Shop.closed.update([(key, window.start_ms, value)]),
     )
 
@@ -225,7 +230,7 @@ class Keeping(Shop):
         int,
         size=10,
         keep=1000,
-        add=lambda total, item: (total or 0) + item,
+        add=summed,
         on_close=lambda ctx, key, window, value: Shop.closed.update([(key, window.start_ms, value)]),
     )
 

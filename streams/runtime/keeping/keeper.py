@@ -15,7 +15,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from streams.core.checkpoints import FolderMark, LogIdentity, distrust_by
+import msgspec
+
+from streams.core.checkpoints import KEEPS, FolderMark, LogIdentity, distrust_by
 from streams.core.transaction import Cut
 from streams.model.group import TakeOver
 from streams.model.topics import TopicIdentity
@@ -61,6 +63,7 @@ class StateKeeper:
         """``thread`` starts the one that writes. ``questions`` and ``topics`` make requests about the changelog; they
         block. Raises ``ConfigError`` for a folder that cannot be used."""
         self.config = config
+        self.has_ids = False  # the source has ``once=``, so its state has ids
         self.snapshots = Snapshotting(self, thread) if config.state.snapshots else None
         self.lock = threading.Lock()
         self.now = now
@@ -209,7 +212,7 @@ class StateKeeper:
         (begin again with an empty store: another folder may be there), and as ``restore``."""
         known, tombstones_ms = self.known_changelog()
         self.shelf.codec = codec
-        identity = LogIdentity(known.cluster, self.config.changelog, known.topic_id, partition, codec)
+        identity = self.identity(known, partition, codec)
         ages = {"now_ms": self.wall_ms(), "tombstones_ms": tombstones_ms}
         try:
             refuse_if_few_are_free()
@@ -242,8 +245,9 @@ class StateKeeper:
         except BaseException:
             folder.close()
             raise
+        keeps = KEEPS if folder.mark is None else folder.mark.identity.keeps  # one that is continued stays as it is
         try:
-            kept = kind(self, identity, folder)
+            kept = kind(self, msgspec.structs.replace(identity, keeps=keeps), folder)
         except BaseException:
             folder.close()
             raise
@@ -251,6 +255,12 @@ class StateKeeper:
         folder.remove_spares()
         self.open_ones.append(kept)
         return kept
+
+    def identity(self, known: TopicIdentity, partition: int, codec: str) -> LogIdentity:
+        """Return what a folder of this partition must be of. Any thread."""
+        return LogIdentity(
+            known.cluster, self.config.changelog, known.topic_id, partition, codec, keeps=KEEPS if self.has_ids else ()
+        )
 
     def known_changelog(self) -> tuple[TopicIdentity, int]:
         """Return the changelog's identity, and for how many ms it keeps tombstones. Raises ``BrokerUnavailable``."""

@@ -116,8 +116,8 @@ class DeliveredRecords:
             self._leave(records, size, position, failure)
             return position
         self._host.input.handled(count, size)
-        news = partition.timers or partition.timekeeper.has_news or due_s(partition, self._host) is not None
-        if news:  # the task has waited without an end
+        news = partition.timers or partition.timekeeper.has_news or partition.seen.unmeasured
+        if news or due_s(partition, self._host) is not None:  # the task has waited without an end
             self._wake.notify()
         return position
 

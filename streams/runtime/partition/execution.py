@@ -25,13 +25,7 @@ from streams.records import IncomingRecord, TypedRecord
 from streams.runtime.partition.dead_letters import DeadLetter, dead_letter
 from streams.runtime.partition.decoding import decode_policy, read_event
 from streams.runtime.partition.event_context import EventContext
-from streams.runtime.partition.failures import (
-    RestartNeeded,
-    describe,
-    event_failed,
-    of_policy,
-    trace_of,
-)
+from streams.runtime.partition.failures import RestartNeeded, describe, event_failed, of_policy, trace_of
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
@@ -85,17 +79,15 @@ class Execution:
             span.end()
 
     def read(self, record: IncomingRecord, where: str = "") -> tuple[Route | None, Any, DecodeError | None]:
-        """Decode a record: return (route, event, None), or the reason why there is none; ``where``: the record's name
-        in errors. The event is what the route's handler takes: for a batch handler a list of one. Raises the
-        ``SystemExit`` of the record's type rule."""
+        """Decode a record: return (route, event, None), or the reason why there is none; ``where``: its name in errors.
+        The event is what the route's handler takes: for a batch handler a list of one. Raises a rule's exit."""
         if isinstance(record, TypedRecord) and record.ending is not None:
             of_policy(record.ending, where or record.where, "type rule")  # which raises it
         router = self._host.router
         route, event, unreadable = read_event(router.routes, router.default, record, where)
         if isinstance(event, VisitRequest) and event.action == "again" and route is not None:
             visited, _ = router.visits.get(event.visit, (route, None))
-            # A key that is visited again fails as it does in a run.
-            route = route.with_policy(visited.policy).named(visited.handler)
+            route = route.with_policy(visited.policy).named(visited.handler)  # it fails as in a run
         if unreadable is not None or route is None or route.kind is None:
             return route, event, unreadable
         try:

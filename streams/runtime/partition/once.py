@@ -15,7 +15,7 @@ from streams.core.router import Route
 from streams.core.seen import digest_of
 from streams.core.timers import Timer
 from streams.errors import DecodeError, EventFailure
-from streams.metrics import EventDuplicate
+from streams.metrics import EventDuplicate, IdMissing, IdsForgotten
 from streams.records import IncomingRecord
 from streams.runtime.partition import once_slice
 from streams.runtime.partition.event_context import EventContext
@@ -60,6 +60,11 @@ class OnceRule:
         host.measure(EventDuplicate(partition.partition, records[-1].offset, route.name, len(records)))
         for record in records if _log.isEnabledFor(logging.DEBUG) else ():
             _log.debug("%s (%s) is a duplicate: an event with its id was handled before", record.where, route.name)
+
+    def unfiltered(self, partition: Partition, host: Host, route: Route, events: int) -> None:
+        """Count events without an id, which are handled in any case."""
+        partition.seen.missing[route.name] += events
+        host.measure(IdMissing(partition.partition, route.name, events))
 
     def of_batch(
         self, partition: Partition, host: Host, route: Route, records: list[IncomingRecord], events: list[Any]
@@ -123,7 +128,7 @@ class OnceBatch:
         if self.duplicates:
             route.once.passed(partition, host, route, self.duplicates)
         if len(self.records) > len(self.digests):
-            partition.seen.missing[route.name] += len(self.records) - len(self.digests)
+            route.once.unfiltered(partition, host, route, len(self.records) - len(self.digests))
 
 
 def _id_of(given: Any) -> Callable[[IncomingRecord, Any], Any]:
@@ -196,12 +201,15 @@ class OnceTurns:
             self._partition.failures.meet(record.offset)
             await self._ends.complete(self._ends.context(record), record.offset + 1)
         elif self._known == (record, None):
-            self._partition.seen.missing[route.name] += 1
+            route.once.unfiltered(self._partition, self._host, route, 1)
         return is_duplicate
 
     def sweep(self) -> bool:
         """Let some ids go whose time is over, between two turns. Returns whether there may be more."""
         partition, host = self._partition, self._host
+        forgotten, partition.seen.unmeasured = partition.seen.unmeasured, 0
+        if forgotten:
+            host.measure(IdsForgotten(partition.partition, forgotten))
         now_s = due_s(partition, host)
         if now_s is None or host.pool.is_full:
             return False

@@ -112,7 +112,7 @@ def run(
             partition.watermark = records[position - 1].offset + 1
             host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)
     if missing:
-        seen.missing[route.name] += missing
+        rule.unfiltered(partition, host, route, missing)
     if passed:
         rule.passed(partition, host, route, passed)
     return position, failure

@@ -105,7 +105,8 @@ class Retirement:
         if route is not None and route.once is not None:
             self._execution.once.is_known(entry.record, route, entry.digest)
             self._execution.once.note(ctx, entry.record)
-            self._partition.seen.missing[route.name] += entry.digest is None
+            if entry.digest is None:
+                route.once.unfiltered(self._partition, self._host, route, 1)
 
     def _leave(self, count: int) -> None:
         """Remove so many entries, which had their turn. None: the first one finds no room in its key's queue, and the

@@ -17,6 +17,7 @@ from streams.core.timers import Timer
 from streams.errors import OffsetError, RecordRefused, StoreError
 from streams.records import Change
 from streams.runtime.changelog import SEEN_PREFIX
+from streams.runtime.partition.seen_on_disk import rows_on_disk
 from streams.settings.once import OnceBounds
 
 NOTE: Final = "@seen"
@@ -94,10 +95,12 @@ class SeenIds:
 
     def __init__(self, bounds: OnceBounds | None = None, rows: SeenRows | None = None) -> None:
         self.bounds = bounds
-        self.rows: SeenRows = rows or RowsInMemory(1 if bounds is None else width_of(bounds.shortest_s))
+        self.rows: SeenRows = RowsInMemory(1 if bounds is None else width_of(bounds.shortest_s))
+        if rows is not None:
+            self.rows = rows
         self.duplicates: Counter[str] = Counter()
         self.missing: Counter[str] = Counter()
-        self.forgotten = 0
+        self.forgotten = self.unmeasured = 0
         self._come = 0  # since the last sweep
         self._forgets = bounds is not None and bounds.when_full == "forget"
         self._most = LATEST_S if bounds is None else bounds.max_ids
@@ -105,7 +108,7 @@ class SeenIds:
     @classmethod
     def of(cls, bounds: OnceBounds | None, store: object) -> SeenIds:
         """Make the empty table of a partition with this store. Raises ``ConfigError`` for one that does not fit."""
-        return cls(bounds)
+        return cls(bounds, None if bounds is None or bounds.engine is None else rows_on_disk(bounds, store))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -154,6 +157,7 @@ class SeenIds:
             return []
         gone = self.rows.take(self.rows.weight - self._most)
         self.forgotten += len(gone)
+        self.unmeasured += len(gone)  # for a measurement
         return self._tombstones(gone, origin)
 
     def sweep(self, now_s: int) -> list[Change]:
@@ -161,6 +165,15 @@ class SeenIds:
         # More than come, or a partition that is always busy would only grow.
         most, self._come = max(AT_ONCE, 2 * self._come), 0
         return self._tombstones(self.rows.take(most, now_s), INTERJECTION)
+
+    def figures(self) -> dict[str, Any]:
+        """Return its figures, as ``PartitionStatistics`` names them."""
+        return {
+            "once_ids": len(self.rows),
+            "once_duplicates": self.duplicates.total(),
+            "once_missing": self.missing.total(),
+            "once_forgotten": self.forgotten,
+        }
 
     def _tombstones(self, digests: Sequence[bytes], origin: Origin) -> list[Change]:
         changes = [Change(SEEN_PREFIX + digest, None, origin=origin) for digest in digests]

@@ -17,8 +17,10 @@ from streams.core.parking_rules import found_by
 from streams.core.router import Router
 from streams.core.timers import Timer, Timers
 from streams.core.visits import TIMER_PREFIX as VISIT_PREFIX
+from streams.metrics import Measurement
 from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, IncomingRecord, TopicPartition
 from streams.runtime.changelog import encode_timer, timer_key
+from streams.runtime.partition.awaited_replies import AwaitedReplies
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.seen_ids import NOTE, SeenIds
 from streams.runtime.ports import LookupTables
@@ -39,6 +41,7 @@ class TimerHost(Protocol):
     @property
     def lookups(self) -> LookupTables: ...
     def wall_ms(self) -> int: ...
+    def measure(self, measurement: Measurement) -> None: ...
 
 
 class PartitionTimers:
@@ -50,6 +53,8 @@ class PartitionTimers:
         self._timers = Timers()
         self.joined = JoinedRows()
         """The rows of the partition's joined tables: what an event has of its partition from its turn on, as timers."""
+        self.awaited = AwaitedReplies()
+        """The replies to commands that other processes wait for."""
         self.seen = SeenIds()
         """The ids that the partition has handled (``once=``)."""
         self.timeless: frozenset[str] = frozenset()
@@ -136,6 +141,10 @@ class PartitionTimers:
     def now_ms(self) -> int:
         """The time of day, in milliseconds since the epoch."""
         return self._host.wall_ms()
+
+    def measure(self, measurement: Measurement) -> None:
+        """Hand a measurement to the source's handler of them."""
+        self._host.measure(measurement)
 
     @property
     def config(self) -> EventSourceConfig:

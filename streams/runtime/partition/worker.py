@@ -205,7 +205,7 @@ class PartitionWorker(Partition):
             self.visits(),
             dict(self.timekeeper.totals),
             *self.timers.parked.figures(self._singles.full),
-            **self.jobs.figures(),
+            **(self.jobs.figures() | self.seen.figures()),
         )
 
     def visits(self) -> tuple[VisitStatistics, ...]:

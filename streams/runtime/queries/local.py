@@ -164,14 +164,15 @@ class LocalQueries:
         await asyncio.sleep(CHECK_SECONDS)
         return False
 
-    def _positions(self, worker: PartitionWorker) -> Positions:
+    def positions(self, worker: PartitionWorker) -> Positions:
+        """Return the position of a partition, by the topics of its inputs."""
         offsets = offsets_of(worker.position)
         return {
             TopicPartition(topic, worker.partition): offset for topic, offset in zip(self.topics, offsets, strict=True)
         }
 
     def _reached(self, worker: PartitionWorker, least: Positions) -> bool:
-        here = self._positions(worker) if least else {}
+        here = self.positions(worker) if least else {}
         return all(here[where] >= offset for where, offset in least.items())
 
     async def _read(
@@ -197,7 +198,7 @@ class LocalQueries:
             self._begun(partition, confirm, turn)
             worker = self.engine.workers[partition]
             # One position holds for the whole turn: no event comes between its reads.
-            positions, read_at = self._positions(worker), self.engine.environment.wall_seconds()
+            positions, read_at = self.positions(worker), self.engine.environment.wall_seconds()
             for request in turn:
                 if not request.future.done():  # it may have been cancelled
                     self._read_one(ctx, request, positions, read_at)
@@ -263,7 +264,7 @@ class LocalQueries:
         where, worker = f"{self.engine.config.topic}[{partition}]", self.engine.workers.get(partition)
         if worker is None or not worker.takes_interjections:
             return f"{where} did not become active on this member within {seconds:g} s"
-        here = self._positions(worker)
+        here = self.positions(worker)
         behind = [f"{where} at {here[where]} of {offset}" for where, offset in least.items() if here[where] < offset]
         return f"{where}: no answer within {seconds:g} s: {', '.join(behind) or 'no proof that it is still ours'}"
 

@@ -78,6 +78,7 @@ class SnapshotKeeper(Protocol):
     @property
     def questions(self) -> Callable[[], TakeOver]: ...  # about the changelog
 
+    def identity(self, known: TopicIdentity, partition: int, codec: str) -> LogIdentity: ...
     def known_changelog(self) -> tuple[TopicIdentity, int]: ...  # with the life of its tombstones in ms; blocks
     async def changelog(self) -> tuple[TopicIdentity, int]: ...
     def post(self, function: Callable[..., object], *args: Any) -> None: ...  # call it on the thread of the folders
@@ -125,9 +126,7 @@ class Snapshotting:
         try:
             known, tombstones_ms = keeper.known_changelog()
             self._compare_ages(tombstones_ms)
-            identity = LogIdentity(
-                known.cluster, keeper.config.changelog, known.topic_id, wanted.partition, wanted.codec
-            )
+            identity = keeper.identity(known, wanted.partition, wanted.codec)
             is_there = has_folder(keeper.parent, identity, now_ms=keeper.wall_ms(), tombstones_ms=tombstones_ms)
         except (StreamsError, OSError):
             is_there = True  # opening the folder meets the same
@@ -160,9 +159,7 @@ class Snapshotting:
             known, tombstones_ms = await self._keeper.changelog()
         except StreamsError:
             return  # opening the folder meets the same, and waits for the broker
-        identity = LogIdentity(
-            known.cluster, self._keeper.config.changelog, known.topic_id, wanted.partition, wanted.codec
-        )
+        identity = self._keeper.identity(known, wanted.partition, wanted.codec)
         try:
             await self._restoring.call(self._fill_on_thread, wanted, identity, tombstones_ms)
         except Stopped:
