@@ -65,9 +65,8 @@ class EventProducer:
     is sent again in smaller ones, and what is behind it waits. Keys go to the partitions where event sources, Spark and
     Kafka's Java clients look for them (murmur2), unless ``partitioner`` names another one: ``"crc32"``, as librdkafka
     does by default, or ``"fnv1a"``, as sarama and goka do, for topics that no event source reads. Records without a key
-    go to one partition for some milliseconds (``sticky.partitioning.linger.ms``, 10), or for a transaction, and then to
-    another one; with ``null_keys="spread"`` each goes to one by itself, which makes more and smaller batches. A ready
-    ``Record`` (a tombstone, for example) may stand in place of topic and event.
+    share a partition for some milliseconds, or a transaction; with ``null_keys="spread"`` each is placed by itself. A
+    ready ``Record`` (a tombstone, for example) may stand in place of topic and event.
 
     ``bootstrap_servers`` (else ``KES_BOOTSTRAP_SERVERS``) and ``client_settings`` are as those of
     ``EventSourceConfig``. ``max_queued_records``: records sent and not acknowledged; beyond that calls wait.
@@ -99,10 +98,7 @@ class EventProducer:
                 "another function chooses is given as the partition= of each record"
             )
         if null_keys not in ("sticky", "spread"):
-            raise ConfigError(
-                f"null_keys of EventProducer is {null_keys!r}; it must be sticky or spread (cause is for events that a "
-                "handler sends)"
-            )
+            raise ConfigError(f"null_keys of EventProducer is {null_keys!r}; it must be sticky or spread")
         self._settings = ClientSettings(
             sources.bootstrap_servers(bootstrap_servers),
             sources.joined_client_settings(client_settings),
