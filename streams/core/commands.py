@@ -24,8 +24,8 @@ from streams.errors import (
     VersionConflict,
 )
 from streams.events import event_type_of, to_record
-from streams.model.commands import EXPECTED_HEADER, ID_HEADER, LONGEST_ID, CommandDone, Versioned
-from streams.records import IncomingRecord, ReceivedHeaders, Record, TopicPartition
+from streams.model.commands import EXPECTED_HEADER, LONGEST_ID, CommandDone, Versioned
+from streams.records import ID_HEADER, IncomingRecord, ReceivedHeaders, Record, TopicPartition
 
 S = TypeVar("S")
 

@@ -11,13 +11,12 @@ from streams.records import TopicPartition
 
 S = TypeVar("S")
 
-ID_HEADER: Final = "kes-id"
-"""The id of a command: 1 to ``LONGEST_ID`` characters, chosen by the client, the same each time it asks."""
 EXPECTED_HEADER: Final = "kes-expected"
 """The version that the state of the key must have, as decimal digits."""
 VERSION_HEADER: Final = "kes-version"
 """Of an event in the output: its number among the events of its key, 1, 2, 3 ..., as decimal digits."""
 LONGEST_ID: Final = 100
+"""Characters of a command's id, at most; it is in ``records.ID_HEADER``."""
 SCOPE: Final = "kes.commands"
 """The ids of a source's commands are one scope, whatever their types."""
 

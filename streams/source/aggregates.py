@@ -15,8 +15,9 @@ from streams.core.seen import digest_of
 from streams.errors import ConfigError, RecordError, RegistrationError
 from streams.events import event_type_of
 from streams.metrics import CommandHandled
-from streams.model.commands import ID_HEADER, SCOPE, VERSION_HEADER, Versioned
+from streams.model.commands import SCOPE, VERSION_HEADER, Versioned
 from streams.outcomes import Retry
+from streams.records import ID_HEADER
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.seen_ids import keep_reply
 from streams.sak.users_code import location_of, name_of, parameter_types, unknown_name
