@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from streams.codecs import RESERVED_KEY_PREFIX
+from streams.core.cron import is_cron
 from streams.core.jobs import COUNTER, BrokenJob, JobRecord, Jobs, is_job
 from streams.core.parking import is_parked
 from streams.core.timers import Timer
@@ -264,6 +265,8 @@ class Regrowth:
         return [number] if self._rules.shared == STAY else list(range(self._rules.after))
 
     def _places_of_timer(self, number: int, timer: Timer) -> list[int]:
+        if is_cron(timer.name):
+            return [number]  # new partitions set their own
         if timer.key is None:
             return self._shared(number, timer.title)
         return [self._place(number, timer.key, timer.title)]

@@ -85,7 +85,7 @@ def _table(found: Topology) -> Table:
             "handler", Text(handler.event), Text(_with(f"{handler.function} ({handler.kind})", handler.policies))
         )
     for name in found.interjections:
-        table.add_row("interjection", Text(name), "")
+        table.add_row("interjection", Text(name), Text(found.crons.get(name, "")))
     return table
 
 

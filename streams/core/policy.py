@@ -37,6 +37,8 @@ class WorkKind(enum.Enum):
     """An input record or the event of a timer: attempted again, dead-lettered, parked, skipped."""
     INTERJECTION = "interjection"
     """No record: there is nothing to dead-letter, and the next attempt is the next run."""
+    RUN = "run"
+    """The run of a schedule by cron: attempted again, as the next one may be a day away. No record, no key."""
     VIEW = "view"
     """A record for the receiver of a view, which has neither a dead-letter topic nor a process of its own."""
 
@@ -84,7 +86,7 @@ def apply_error_policy(failure: Failure, policy: Retry) -> Decision:
         if policy.allows(failure.attempts, reason, failure.elapsed_seconds):
             return Decision.RETRY
     decision = Decision.STOP if must_stop else _BY_RESPONSE[policy.then]
-    if work is WorkKind.INTERJECTION and decision in (Decision.DEAD_LETTER, Decision.PARK):
+    if work in (WorkKind.INTERJECTION, WorkKind.RUN) and decision in (Decision.DEAD_LETTER, Decision.PARK):
         return Decision.SKIP  # it has no record that a letter could carry, and no key
     if work is WorkKind.VIEW and decision is not Decision.SKIP:
         return Decision.STOP  # a view has no dead letters, and the process is not its own

@@ -39,7 +39,9 @@ def asyncapi(source: EventSource[Any], version: str = "1.0.0", servers: str = ""
     """Return the description as plain values. ``version``: of the interface, as its owner counts it; ``servers``: the
     addresses to show, ``host:port,...``; empty: none. Contacts no broker."""
     made = _Document(source)
-    info = {"title": source.config.group_id, "version": version}
+    info: Tree = {"title": source.config.group_id, "version": version}
+    if crons := source.topology.crons:
+        info["x-kes-schedules"] = crons
     document: Tree = {"asyncapi": "3.0.0", "info": info, "channels": made.channels, "operations": made.operations}
     hosts = [host.strip() for host in servers.split(",") if host.strip()]
     if hosts:

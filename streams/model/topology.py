@@ -39,13 +39,15 @@ class TopologyHandler(msgspec.Struct, frozen=True):
 
 class Topology(msgspec.Struct, frozen=True):
     """An event source from outside (``EventSource.topology``). Without an ``output`` among ``topics`` handlers may
-    forward to any topic. ``interjections``: names of those that are scheduled."""
+    forward to any topic. ``interjections``: names of those that are scheduled; ``crons``: of those that have one, by
+    name, with the zone."""
 
     group_id: str
     topics: tuple[TopologyTopic, ...]
     handlers: tuple[TopologyHandler, ...]
     interjections: tuple[str, ...]
     has_store: bool
+    crons: dict[str, str] = {}
 
     def mermaid(self) -> str:
         """Draw it as a flowchart of Mermaid, which GitHub and many wikis show."""

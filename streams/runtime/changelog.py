@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
-from streams.core import jobs, parking
+from streams.core import cron, jobs, parking
 from streams.core.timers import Timer
 from streams.errors import OffsetError
 from streams.model.tracing import Carrier
@@ -302,7 +302,7 @@ def encode_timer(timer: Timer) -> bytes:
     return msgspec.json.encode(
         TimerRecord(
             _format(timer.name),
-            timer.due_ms,
+            parking.NEVER_MS if cron.is_cron(timer.name) else timer.due_ms,
             timer.type,
             timer.version,
             timer.value,
@@ -335,7 +335,8 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     # A newer format is refused, and not passed over: a timer that is not read never fires.
     if found.v > newest:
         raise _unreadable(record, "timer", f"its format is {found.v}, the newest known here is {newest}")
-    return name, Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace, found.by)
+    timer = Timer(name, found.due_ms, found.type, found.value, found.version, found.key, found.trace, found.by)
+    return name, cron.restored(timer) if cron.is_cron(name) else timer
 
 
 B = TypeVar("B", BeginRecord, ResetRecord, GrowthRecord)

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import anyio
 from anyio.abc import TaskGroup
 
+from streams.core.cron import AnySchedule
 from streams.core.router import Route, Router
-from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction, Waiter
 from streams.errors import EventFailure, StreamsError, TopicReplaced
 from streams.kafka.wire.group_bytes import ranges
@@ -78,7 +78,7 @@ class Engine:
         self,
         config: EventSourceConfig,
         router: Router,
-        schedules: Sequence[tuple[Schedule, Route]],
+        schedules: Sequence[tuple[AnySchedule, Route]],
         store_factory: Callable[..., Any],
         connections: Connections,
         *,

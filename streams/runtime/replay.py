@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from streams.core.cron import AnySchedule
 from streams.core.jobs import is_job
 from streams.core.known_failures import ALWAYS, KnownFailures
 from streams.core.origin import Origin
@@ -27,7 +28,6 @@ from streams.core.policy import Failure
 from streams.core.position import Position
 from streams.core.router import Route, Router
 from streams.core.runs import Run
-from streams.core.schedule import Schedule
 from streams.core.timers import Timer
 from streams.core.transaction import Transaction, Waiter
 from streams.errors import ConfigError, EventFailure, StreamsError
@@ -118,7 +118,7 @@ class PartitionReplay:
         refuse_several_inputs("a replay", program.inputs, program.lookups)
         self.config = program.config
         self.router = _without_waiting(program)
-        self.schedules: Sequence[tuple[Schedule, Route]] = ()
+        self.schedules: Sequence[tuple[AnySchedule, Route]] = ()
         self.fires_timers = False
         self.cancellation = Cancellation()
         # The seed is fixed, so that the same data have the same results.

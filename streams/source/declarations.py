@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from streams.core.cron import CronSchedule
 from streams.core.router import Route, check_callable
 from streams.errors import RegistrationError
 from streams.formats.rules import TypeRule
@@ -185,7 +186,9 @@ class Declarations:
         routes = [*router.each, *default, *(route for route, _ in router.visits.values())]
         # Without those of the toolkit itself, which handle rows of joined tables and requests for visits.
         handlers = tuple(_shown(route) for route in routes if route.handler not in (keep_row, requested))
-        return Topology(config.group_id, tuple(topics), handlers, self._interjections(), self._store is not None)
+        crons = {route.name: each.title for each, route in self.handlers.schedules if isinstance(each, CronSchedule)}
+        has_store = self._store is not None
+        return Topology(config.group_id, tuple(topics), handlers, self._interjections(), has_store, crons)
 
     def program(self) -> Program:
         """Return what a replay elsewhere needs. Addresses, credentials and callbacks are left out."""

@@ -138,21 +138,36 @@ class DeclaringHandlers(Generic[StoreT]):
         handler: InterjectionHandler[StoreT] | None = None,
         /,
         *,
-        every: float | timedelta,
+        every: float | timedelta | None = None,
         jitter: float | timedelta = 0.0,
         missed: MissedRuns = MissedRuns.SKIP,
         on_error: ErrorPolicy | None = None,
         blocking: bool = False,
+        cron: str | None = None,
+        zone: str | None = None,
     ) -> Callable[[InterjectionHandler[StoreT]], InterjectionHandler[StoreT]]:
-        """Run a handler on every active partition, every so many seconds, within its order and transaction.
+        """Run a handler on every active partition, every so many seconds, or by a cron, within its order and
+        transaction.
 
         The first run is one interval after the partition became active; ``missed`` decides about runs that come
         late. A failed run is undone; then ``on_error`` (default: ``config.error_policy``) decides whether the source
-        stops or waits for the next run. ``blocking=True`` runs a plain function on a thread of the partition. Raises
-        ``ConfigError``, ``RegistrationError``.
+        stops or waits for the next run. ``blocking=True`` runs a plain function on a thread of the partition.
+
+        ``cron="30 2 * * 1-5", zone="Europe/Amsterdam"``, in place of ``every``: a text of five fields (Debian's rules),
+        by the clock of that zone. A durable timer of each partition has one run per due time, over restarts and moves
+        (``ctx.timer.due``); the function's name is that of the timer. Attempts of ``on_error`` count, and without
+        ``missed=CATCH_UP`` one run stands for all that are late. It needs the extra ``cron``. Raises ``ConfigError``
+        (also for an unknown zone, and a time that never comes), ``RegistrationError``.
         """
         return self._declared.handlers.schedule(
-            handler, every=every, jitter=jitter, missed=missed, on_error=on_error, blocking=blocking
+            handler,
+            every=every,
+            jitter=jitter,
+            missed=missed,
+            on_error=on_error,
+            blocking=blocking,
+            cron=cron,
+            zone=zone,
         )
 
     def register_visit(

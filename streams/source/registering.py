@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast, get_args, get_origin
 
+from streams.core.cron import AnySchedule, CronSchedule
 from streams.core.router import Route, check_callable
 from streams.core.schedule import MissedRuns, Schedule
 from streams.errors import ConfigError, RegistrationError
@@ -33,7 +34,7 @@ class DeclaredHandlers:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self.schedules: list[tuple[Schedule, Route]] = []
+        self.schedules: list[tuple[AnySchedule, Route]] = []
 
     def register_event_type(
         self,
@@ -116,14 +117,16 @@ class DeclaredHandlers:
         self,
         handler: F | None,
         *,
-        every: float | timedelta,
+        every: float | timedelta | None,
         jitter: float | timedelta,
         missed: MissedRuns,
         on_error: ErrorPolicy | None,
         blocking: bool,
+        cron: str | None = None,
+        zone: str | None = None,
     ) -> Callable[[F], F]:
         """See ``EventSource.schedule_interjection``."""
-        schedule = Schedule(_seconds("every", every), _seconds("jitter", jitter), missed)
+        schedule = _schedule(every, jitter, missed, cron, zone)
 
         def register(function: F) -> F:
             if self._registry.router.is_frozen:
@@ -131,6 +134,8 @@ class DeclaredHandlers:
                     "schedule_interjection comes too late: register before the event source is started"
                 )
             self._check("the interjection", function, "ctx")
+            if isinstance(schedule, CronSchedule):
+                self._check_named(function)
             policy = self._registry.policy(on_error)
             route = Route(name_of(function), None, function, blocking=blocking, policy=policy)
             self.schedules.append((schedule, route))
@@ -139,6 +144,20 @@ class DeclaredHandlers:
         if handler is not None:
             register(handler)
         return register
+
+    def _check_named(self, function: Callable[..., Any]) -> None:
+        """Refuse a function whose name does not tell its timer apart, also in the next deployment."""
+        name = getattr(function, "__qualname__", None)
+        if name is None:
+            raise RegistrationError(
+                f"the interjection {function!r} has no name, by which its timer is known in the next deployment: give "
+                "schedule_interjection(cron=...) a function"
+            )
+        if any(isinstance(known, CronSchedule) and route.name == name for known, route in self.schedules):
+            raise RegistrationError(
+                f"the interjection {name}{location_of(function)} is the second one with a cron and this name, by which "
+                "its timer is known: give it another name"
+            )
 
     def register_planner(
         self,
@@ -177,6 +196,21 @@ class DeclaredHandlers:
             check_callable(f"{stage.name}: the key of {name}", key)
             register(cast(Any, lambda _, event: (key(event), event)))
         return register
+
+
+def _schedule(
+    every: float | timedelta | None, jitter: float | timedelta, missed: MissedRuns, cron: str | None, zone: str | None
+) -> AnySchedule:
+    if (every is None) == (cron is None):
+        raise ConfigError("schedule_interjection takes either every=, or cron= with zone=")
+    spread = _seconds("jitter", jitter)
+    if every is not None:
+        if zone is not None:
+            raise ConfigError(f"zone is {zone!r}; it belongs to cron=, and every= counts seconds")
+        return Schedule(_seconds("every", every), spread, missed)
+    if spread:
+        raise ConfigError(f"jitter is {jitter!r}; it belongs to every=, and a cron has its runs when they are due")
+    return CronSchedule(cast(str, cron), cast(str, zone), missed)
 
 
 def once_rule(event_class: type[Any], name: str, once: Once | None) -> OnceRule | None:

@@ -72,6 +72,7 @@ MODULES = {
     "opentelemetry-api": "opentelemetry",
     "opentelemetry-sdk": "opentelemetry",
     "pyyaml": "yaml",
+    "tzdata": "zoneinfo",  # it reads it where the system has no zones
     "httptools": "uvicorn",  # it parses with it, and does not ask for it
 }
 PLUGINS = {"pytest-asyncio", "pytest-rerunfailures", "pytest-timeout", "pytest-xdist"}  # found by pytest itself

@@ -1,11 +1,12 @@
-"""Fire the timers of one partition that are due, parked heads and jobs among them: between two turns, each as an event
-of its own."""
+"""Fire the timers of one partition that are due, among them parked heads, jobs and runs by cron: between two turns,
+each as an event of its own."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final
 
+from streams.core.cron import TIMER_PREFIX, CronSchedule, CronTimer, adopted
 from streams.core.jobs import JobRecord
 from streams.core.parking import QueueRecord
 from streams.core.timers import Timer
@@ -37,6 +38,16 @@ class DueTimers:
         self._timers = partition.timers
         self._host = host
         self._execution = execution
+        self._schedules = {
+            route.name: (schedule, route) for schedule, route in host.schedules if isinstance(schedule, CronSchedule)
+        }
+
+    async def start(self) -> None:
+        """Begin with the jobs that are there, and set the timers of schedules that have none yet."""
+        self._jobs.start()
+        schedules = {name: schedule for name, (schedule, _) in self._schedules.items()}
+        if changes := adopted(schedules, self._timers, self._timers.now_ms()):
+            await self._execution.change(changes)
 
     def seconds_to_next(self) -> float | None:
         """Return how long to wait before the next look at the time of day; ``None``: nothing is set."""
@@ -77,6 +88,11 @@ class DueTimers:
             return
         if isinstance(timer, JobRecord):
             await self._jobs.attempt(timer)
+            return
+        if isinstance(timer, CronTimer):
+            schedule, route = self._schedules[timer.name.removeprefix(TIMER_PREFIX)]  # ``start`` removes all others
+            run = schedule.run(timer, self._timers.now_ms())
+            await execution.retrying(as_record(run, topic_partition), route, route.handler, timer=run)
             return
         queue = self._partition.parked.get(timer.key) if timer.key is not None else None
         if queue is not None:  # it takes its place, and stays set

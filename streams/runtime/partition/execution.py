@@ -13,7 +13,7 @@ import msgspec
 
 from streams.core.origin import INTERJECTION
 from streams.core.parking import Queue
-from streams.core.policy import Decision, Failure
+from streams.core.policy import Decision, Failure, WorkKind
 from streams.core.router import Route
 from streams.core.timers import Timer
 from streams.core.transaction import Waiter
@@ -29,7 +29,7 @@ from streams.runtime.partition.failures import RestartNeeded, describe, event_fa
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.interjections import Interjection
-from streams.runtime.partition.judging import judged, kind_of, type_name
+from streams.runtime.partition.judging import judged, kind_of, type_name, work_of
 from streams.runtime.partition.once import OnceTurns
 from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.state import Partition
@@ -161,11 +161,11 @@ class Execution:
                 # The store has traces of the attempt that cannot be undone: only the changelog has the state before it.
                 if store_dirty and not self._partition.is_journalled:
                     raise RestartNeeded(origin, attempts, error)
-                failure = Failure(attempts, error, elapsed_seconds=self._host.now() - began)
+                failure = Failure(attempts, error, work_of(timer), elapsed_seconds=self._host.now() - began)
                 decision, policy, failure = judged(failure, route.policy, record, route.name, kind_of(timer))
                 if self.span is not None and decision is Decision.RETRY:
                     self.span.failed(error, attempts)
-                if decision is Decision.RETRY and policy.waits == "key":
+                if decision is Decision.RETRY and policy.waits == "key" and failure.work is not WorkKind.RUN:
                     pause = policy.pause_seconds(attempts, self._host.rng)
                     await self._carry_out(Decision.PARK, failure, policy, record, route, timer, pause)
                     return
@@ -288,8 +288,11 @@ class Execution:
             if isinstance(error, asyncio.CancelledError) and host.cancellation.is_real:
                 raise  # the partition's task is cancelled, and not something that the handler awaited
             return unit.fail(ctx, error)
-        if interjection is not None and not isinstance(answer, ExecutionState):
-            interjection.result, answer = answer, None
+        if answer is not None and not isinstance(answer, ExecutionState):
+            if interjection is not None:
+                interjection.result, answer = answer, None
+            elif work_of(ctx.timer) is WorkKind.RUN:
+                answer = None
         failed = unit.complete(ctx, answer, watermark)
         if failed is not None:
             return failed

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
+from streams.core.cron import AnySchedule
 from streams.core.position import Position
 from streams.core.router import Route, Router
 from streams.core.runs import Run
-from streams.core.schedule import Schedule
 from streams.core.transaction import Transaction, Waiter
 from streams.metrics import Measurement
 from streams.model.topics import InputSpec
@@ -65,7 +65,7 @@ class Host(Protocol):
     @property
     def router(self) -> Router: ...
     @property
-    def schedules(self) -> Sequence[tuple[Schedule, Route]]: ...
+    def schedules(self) -> Sequence[tuple[AnySchedule, Route]]: ...
     @property
     def writer(self) -> str:
         """The name of this run of the process: another one after each start."""

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from streams.core.cron import AnySchedule
 from streams.core.router import Route
 from streams.core.schedule import Schedule
 from streams.core.transaction import Waiter
@@ -62,10 +63,10 @@ _READ: Final = Route("look", None, lambda: None, blocking=False, policy=Retry())
 
 
 class Timetable:
-    """The due times of the scheduled interjections of one partition."""
+    """The due times of the scheduled interjections of one partition that come by an interval."""
 
-    def __init__(self, schedules: Sequence[tuple[Schedule, Route]], rng: random.Random) -> None:
-        self._schedules = schedules
+    def __init__(self, schedules: Sequence[tuple[AnySchedule, Route]], rng: random.Random) -> None:
+        self._schedules = [(each, route) for each, route in schedules if isinstance(each, Schedule)]
         self._rng = rng
         self._beats: list[float] = []
         self._due: list[float] = []

@@ -40,7 +40,7 @@ def judged(
     """Decide what becomes of failed work. ``name``: of its type, or handler. ``was_ahead``: the attempts that hold up
     the partition were made before its turn."""
     if not isinstance(policy, Retry):
-        policy, failure = _called(policy, failure, record, name, origin)
+        policy, failure = _called(policy, failure, None if origin == "interjection" else record, name, origin)
     if was_ahead and policy.waits == "partition":
         failure = failure._replace(is_final=True)
     return Judgement(apply_error_policy(failure, policy), policy, failure)
@@ -55,6 +55,11 @@ def of_interjection(error: BaseException, policy: ErrorPolicy, name: str) -> tup
 def kind_of(timer: Timer | None) -> WorkOrigin:
     """Return the kind of work whose event this is; ``None``: that of a record."""
     return "event" if timer is None else timer.kind
+
+
+def work_of(timer: Timer | None) -> WorkKind:
+    """Return the kind of work that its policy goes by."""
+    return WorkKind.RUN if kind_of(timer) == "interjection" else WorkKind.EVENT
 
 
 def type_name(record: IncomingRecord) -> str:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from streams.core import jobs, parking
+from streams.core import cron, jobs, parking
 from streams.core.origin import Origin
 from streams.core.parking_rules import found_by
 from streams.core.router import Router
@@ -78,7 +78,7 @@ class PartitionTimers:
         return len(self._timers) - len(self.parked.by_name) - len(self.jobs.by_name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._timers and not parking.is_parked(name) and not jobs.is_job(name)
+        return name in self._timers and not is_own(name) and not cron.is_cron(name)
 
     def __iter__(self) -> Iterator[Timer]:
         return iter(self._timers)

@@ -217,10 +217,10 @@ class PartitionWorker(Partition):
     async def run(self) -> None:
         """Handle input until the intake is closed, then what has begun. Raises ``RestartNeeded``, ``EventFailure``."""
         self._timetable.start(self.engine.now())
-        self.jobs.start()
         self._task = asyncio.current_task()
         interjected = has_looked = False
         try:
+            await self._due_timers.start()
             while True:
                 if not has_looked:
                     interjected = not self.is_closing and await self._between()
