@@ -99,6 +99,15 @@ def test_none_is_due_behind_the_end_of_all_time() -> None:
     assert CronSchedule("0 0 1 1 *", UTC_).after(NEVER_MS - 1000) == NEVER_MS
 
 
+def test_a_run_that_is_due_just_now_was_not_missed() -> None:
+    schedule, minute = CronSchedule(EACH, UTC_), 60_000
+    timer = schedule.timer("report", 0)
+    for late_ms, following in ((0, 2), (minute - 1, 2), (minute, 2), (minute + 1, 3), (10 * minute, 11)):
+        run = schedule.run(timer, timer.due_ms + late_ms)
+        assert run.following is not None
+        assert (run.due_ms, run.following.due_ms) == (minute, following * minute)
+
+
 FIVE, NEVER, BAD = "a text of five fields", "never comes|cannot be read: Bad", "cannot be read: Bad"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from streams import Heap, Index, NamedTable, Stores, Table, Windows
 from streams.cli.regrown_rows import COPY, STAY, Regrowth, Rules
+from streams.core.cron import CronSchedule
 from streams.core.jobs import COUNTER, PREFIX, JobRecord, Jobs, JobState
 from streams.core.parking import ParkedKeys, queued_record
 from streams.core.seen import encode
@@ -153,6 +154,13 @@ def timers_in(state: Mapping[bytes, bytes]) -> dict[str, Timer]:
             assert timer is not None
             found[name] = timer
     return found
+
+
+def test_the_timer_of_a_schedule_stays() -> None:
+    """No ``--shared`` is needed: new partitions set one of their own when they begin."""
+    timer = CronSchedule("30 2 * * *", "UTC").timer("nightly", 0)
+    found = grown({0: {timer_key(timer.name): encode_timer(timer)}}, rules(2, 4))
+    assert [list(timers_in(found.get(number, {})).values()) for number in range(4)] == [[timer], [], [], []]
 
 
 def test_timers_go_with_the_key_of_their_event() -> None:
