@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.broker.detached import DetachedBroker, detached_brokers, start_detached, stop_detached
-from streams.cli.console import emit, progress
+from streams.cli.console import emit, frameless, progress
 from streams.errors import ConfigError
 from streams.looks.figures import duration
 
@@ -122,7 +122,7 @@ def _started(broker: DetachedBroker) -> Text:
 def _listed(brokers: list[DetachedBroker]) -> Table | Text:
     if not brokers:
         return Text("no broker runs")
-    table = Table("name", "address", "answers", "process", "since", "data")
+    table = frameless("name", "address", "answers", "process", "since", "data")
     for broker in brokers:
         data = f"{broker.data_dir}{' (removed at the stop)' if broker.throw_away else ''}"
         since = duration(time.time() - broker.started)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, named_source
-from streams.cli.console import emit
+from streams.cli.console import emit, frameless
 from streams.looks.settings import DEFAULT, Setting, settings_of
 from streams.sak.harmless import harmless
 from streams.settings.config import EventSourceConfig
@@ -47,11 +47,8 @@ def _plain(value: Any) -> Any:
 
 
 def _table(lines: list[Setting], sources: SettingsSources) -> Table:
-    table = Table(
-        title=f"settings file: {sources.path}{'' if sources.has_file else ' (not there)'}", title_justify="left"
-    )
-    for column in ("setting", "value", "from"):
-        table.add_column(column)
+    title = f"settings file: {sources.path}{'' if sources.has_file else ' (not there)'}"
+    table = frameless("setting", "value", "from", title=title)
     for line in lines:
         table.add_row(line.setting, Text(harmless(str(_plain(line.value)))), Text(line.origin))
     return table

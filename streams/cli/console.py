@@ -46,9 +46,16 @@ def emit(data: Any, json: bool, table: Callable[[], RenderableType]) -> None:
         print_whole(answers(), table())
 
 
+def frameless(*names: str, title: str = "", show_footer: bool = False, min_width: int | None = None) -> Table:
+    """An empty table without a frame, as all commands have it, with these columns."""
+    table = Table(*names, box=SIMPLE_HEAD, pad_edge=False, show_footer=show_footer, min_width=min_width)
+    table.title, table.title_justify = title or None, "left"
+    return table
+
+
 def plain_table(*names: str, right: Collection[str] = (), folded: Collection[str] = ()) -> Table:
     """An empty table without a frame. ``right``: the columns of numbers. ``folded``: those whose text may be folded."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = frameless()
     for name in names:
         side: JustifyMethod = "right" if name in right else "left"
         overflow: OverflowMethod = "fold" if name in folded else "ellipsis"

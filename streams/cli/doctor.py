@@ -40,9 +40,15 @@ def doctor(
         found.append(finding)
         if not json:
             answers().print(_line(finding), soft_wrap=True)
-    count = sum(finding.state == PROBLEM for finding in found)
-    data = {"bootstrap_servers": target.servers, "problems": count, "findings": [*map(msgspec.structs.asdict, found)]}
-    emit(data, json, lambda: Text(f"{count} problems" if count != 1 else "1 problem"))
+    count, warnings = (sum(finding.state == state for finding in found) for state in (PROBLEM, WARNING))
+    data = {
+        "bootstrap_servers": target.servers,
+        "problems": count,
+        "warnings": warnings,
+        "findings": [*map(msgspec.structs.asdict, found)],
+    }
+    # A source that stands still is a warning: it may have been stopped on purpose. So the end tells of warnings, too.
+    emit(data, json, lambda: Text(f"{_counted(count, 'problem')}, {_counted(warnings, 'warning')}"))
     if count:
         raise typer.Exit(1)
 
@@ -50,3 +56,7 @@ def doctor(
 def _line(finding: Finding) -> Text:
     line = Text(f"{finding.state:<8}", style=_STYLES[finding.state]) + Text(f"{finding.check:<13}{finding.text}")
     return line + Text(f"\n{'':<21}{finding.remedy}") if finding.remedy else line
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

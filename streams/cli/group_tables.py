@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli.console import frameless
 from streams.kafka.questions.group_view import GroupView, MemberView
 from streams.kafka.wire.group_bytes import ranges
 from streams.looks.figures import duration
@@ -50,7 +51,7 @@ def shown(picture: Picture, now: float, clock: str = "") -> RenderableType:
 def member_table(picture: Picture, now: float) -> Table:
     """A row per member."""
     view, called = picture.view, names(picture.view)
-    grid = Table()
+    grid = frameless()
     disks = on_disk(view.members)
     more = ["on disk"] * bool(disks) + ["doing"] * bool(picture.live)
     for name in ("member", "id", "host", "for", "partitions", "standby", "moves", *more):
@@ -79,7 +80,7 @@ def member_table(picture: Picture, now: float) -> Table:
 def partition_table(rows: list[PartitionRow]) -> Table:
     """A row per partition, and the sum of what is behind."""
     several = len({row.topic for row in rows}) > 1
-    grid = Table(show_footer=any(row.lag for row in rows))
+    grid = frameless(show_footer=any(row.lag for row in rows))
     grid.add_column("partition", footer="all", overflow="fold")
     for name in ("owner", "standby", "move"):
         grid.add_column(name, overflow="fold")

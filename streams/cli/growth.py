@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from streams.cli.console import frameless
 from streams.errors import TopicError
 from streams.kafka.questions.admin import TopicAdmin
 from streams.model.topics import missing
@@ -44,7 +44,7 @@ def planned(
 
 def growth_table(growth: Growth) -> Table:
     """Format the plan as a table."""
-    table = Table("topic", "partitions", "then", box=SIMPLE_HEAD, pad_edge=False)
+    table = frameless("topic", "partitions", "then")
     for name, count in growth.steps.items():
         table.add_row(name, str(count), str(growth.partitions))
     return table

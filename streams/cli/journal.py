@@ -13,7 +13,7 @@ import typer
 from rich.table import Table as Grid
 
 from streams.cli.cluster import Json, Servers, Timeout, await_listener
-from streams.cli.console import as_json, emit, notices
+from streams.cli.console import as_json, emit, frameless, notices
 from streams.cli.source_name import checked_name
 from streams.core.journal import LogOrder, kept_from
 from streams.errors import ConfigError, JournalError, OffsetError, StreamsError, TopicError
@@ -272,7 +272,7 @@ def _check_position(snapshot: LoadedSnapshot, log: _Log) -> None:
 
 def _status_table(data: dict[str, Any], found: JournalSurvey) -> Grid:
     now = time.time() * 1000
-    grid = Grid("journal", "log", "entries", "terms", "last term", "led by", "began", "checkpoints", "last covers")
+    grid = frameless("journal", "log", "entries", "terms", "last term", "led by", "began", "checkpoints", "last covers")
     last = found.terms[-1] if found.terms else None
     newest = found.checkpoints[-1] if found.checkpoints else None
     grid.add_row(

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from streams.cli import cluster
 from streams.cli.cluster import Interval, JsonLines, Servers, Timeout, admin_of, named_source, source_admin_of
-from streams.cli.console import answers, complain, emit
+from streams.cli.console import answers, complain, emit, frameless
 from streams.errors import TopicError
 from streams.kafka.questions.admin import standing
 from streams.kafka.questions.lags import PartitionLag
@@ -134,7 +134,7 @@ class GroupLag(NamedTuple):
     def table(self) -> Table:
         """A row per partition, and the sum."""
         title = f"{self.group} in {self.topic}"
-        grid = Table(title=title, title_justify="left", show_footer=True, min_width=len(title))
+        grid = frameless(title=title, show_footer=True, min_width=len(title))
         grid.add_column("partition", footer="all", overflow="fold")
         for name in ("committed", "stable", "end", "lag"):
             total = sum(getattr(entry, name) or 0 for entry in self.partitions)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from streams.cli.console import frameless
 from streams.looks.letter_facts import summary_of
 from streams.looks.letters import Letter
 from streams.looks.records import one_line, shortened, shown_time
@@ -19,7 +19,7 @@ _MOST_ROWS: Final = 1_000
 
 def table_of(letters: list[Letter]) -> Table:
     """Return letters as a table for people."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = frameless()
     for name in ("letter", "failed at", "origin", "key", "type", "error"):
         table.add_column(name, no_wrap=True)
     for letter in letters[:_MOST_ROWS]:

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, config_at, named_source
-from streams.cli.console import complain, emit, notices, print_whole
+from streams.cli.console import complain, emit, frameless, notices, print_whole
 from streams.cli.offsets_start import start
 from streams.errors import OffsetError
 from streams.kafka.questions.group_checks import GroupChecks
@@ -217,7 +216,7 @@ def _facts(standing: Standing) -> dict[str, Any]:
 
 
 def _table(standings: list[Standing], *, accepted: bool = False, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = frameless(title=title or "")
     for name in ("partition", "group", "changelog"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)

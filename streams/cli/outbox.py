@@ -17,7 +17,7 @@ from rich.text import Text
 
 from streams.cli.cluster import Json, Servers
 from streams.cli.cluster import watch as watch_again
-from streams.cli.console import answers, complain, emit, notices
+from streams.cli.console import answers, complain, emit, frameless, notices
 from streams.cli.logging_setup import LogOptions
 from streams.cli.run import StatusLines, served
 from streams.cli.supervisor import Status, Supervisor, worker_command, worker_names
@@ -310,7 +310,7 @@ def _live(json: bool) -> Iterator[Callable[[list[ShardStatus], str], None]]:
 
 
 def _status_table(found: list[ShardStatus]) -> Grid:
-    grid = Grid("shard", "waiting", "parked", "oldest", "last batch", "owned")
+    grid = frameless("shard", "waiting", "parked", "oldest", "last batch", "owned")
     for shard in found:
         age = duration(shard.oldest_seconds) if shard.waiting else "-"
         owned = "yes" if shard.owner else "no"
@@ -319,7 +319,7 @@ def _status_table(found: list[ShardStatus]) -> Grid:
 
 
 def _purged_table(found: list[PurgedShard]) -> Grid:
-    grid = Grid("shard", "last batch", "deleted", "dropped")
+    grid = frameless("shard", "last batch", "deleted", "dropped")
     for shard in found:
         grid.add_row(str(shard.shard), str(shard.serial), f"{shard.deleted:,}", f"{shard.dropped:,}")
     return grid
@@ -333,7 +333,7 @@ def _facts_table(facts: dict[str, Any]) -> Grid:
 
 
 def _parked_table(found: list[ParkedRow]) -> Grid:
-    grid = Grid("id", "shard", "topic", "key", "attempts", "next try in", "error")
+    grid = frameless("id", "shard", "topic", "key", "attempts", "next try in", "error")
     for row in found:
         seconds = duration(row.next_try_seconds)
         grid.add_row(str(row.id), str(row.shard), row.topic, row.key, str(row.attempts), seconds, row.error)

@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, named_source
-from streams.cli.console import complain, emit, plain_table
+from streams.cli.console import complain, emit, frameless, plain_table
 from streams.cli.state_copies import diff, export
 from streams.cli.state_files import drop, restore, snapshot, verify
 from streams.cli.state_history import history
@@ -358,7 +357,7 @@ def _entry_table(entries: list[_Entry]) -> Table:
 
 
 def _partition_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table = frameless(show_footer=True)
     table.add_column("partition", footer="all", justify="right")
     for name in ("keys", "bytes", "timers"):
         table.add_column(name, footer=f"{sum(row[name] for row in rows):,}", justify="right", no_wrap=True)

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, SourceName, named_source
-from streams.cli.console import emit, notices
+from streams.cli.console import emit, frameless, notices
 from streams.errors import ConfigError
 from streams.looks.addresses import brokers
 from streams.looks.asyncapi import asyncapi
@@ -76,7 +75,7 @@ def _print_asyncapi(source: EventSource[Any], version: str, servers: bool, as_ya
 
 
 def _table(found: Topology) -> Table:
-    table = Table("part", "name", "details", box=SIMPLE_HEAD, pad_edge=False)
+    table = frameless("part", "name", "details")
     table.add_row("group", Text(found.group_id), "with a store" if found.has_store else "stateless")
     for topic in found.topics:
         table.add_row(topic.purpose, Text(topic.name), Text(_with(topic.size, topic.policies)))

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, config_at, named_source
-from streams.cli.console import emit
+from streams.cli.console import emit, frameless
 from streams.core.visits import joined_runs
 from streams.errors import BrokerUnavailable, ConfigError
 from streams.looks.group_live import LiveGroup
@@ -90,10 +89,7 @@ def _runs(source: EventSource[Any], name: str, timeout: float) -> tuple[VisitRun
 
 
 def _table(runs: list[VisitRunStatistics], partitions: int) -> Table:
-    table = Table(
-        "run", "under way in", "waits in", "ended in", "cancelled in", "not known of", "keys", box=SIMPLE_HEAD,
-        pad_edge=False,
-    )  # fmt: skip
+    table = frameless("run", "under way in", "waits in", "ended in", "cancelled in", "not known of", "keys")
     for one in runs:
         counts = one.running, one.waiting, one.ended, one.cancelled
         rest = max(partitions - sum(counts), 0)  # two notes may name a partition that has just moved

@@ -232,9 +232,7 @@ def other_loop_set_aside() -> Iterator[None]:
 
 def _failure(member: DrivenMember) -> BaseException | None:
     """Return the error that a member stopped with, unless it was reported already."""
-    if member.reported or member.process.dead or not member.task.done() or member.task.cancelled():
-        return None
-    return member.task.exception()
+    return None if member.reported or member.process.dead else member.failure
 
 
 def decoded(record: IncomingRecord, classes: tuple[type[Any], ...]) -> Any:

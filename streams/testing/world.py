@@ -69,12 +69,23 @@ class DrivenMember:
         self.process.longest_wait = NAP
         self.source = world.build(self.process, number)
         self.reported = False
+        self.exit: SystemExit | None = None
         self.task = world.loop.create_task(self._run(world), name=f"member {number}")
 
     async def _run(self, world: DrivenWorld) -> None:
-        await self.source._run.consume(
-            lambda config: SimConnections(self.process, config, world.wire), world.environment(self)
-        )
+        try:
+            await self.source._run.consume(
+                lambda config: SimConnections(self.process, config, world.wire), world.environment(self)
+            )
+        except SystemExit as exit_:  # of a task it would end the loop, in the middle of what other members do
+            self.exit = exit_
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that it has stopped with."""
+        if not self.task.done() or self.task.cancelled():
+            return None
+        return self.exit or self.task.exception()
 
     @property
     def engine(self) -> Engine | None:

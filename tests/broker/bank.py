@@ -8,6 +8,7 @@ python bank.py BOOTSTRAP GROUP INSTANCE        (environment: KES_FAULT, BANK_SLO
 
 BANK_FOLDER=FOLDER       state is kept there
 BANK_ENGINE=NAME         in databases of this engine of streams.disk (else in memory, and in files)
+BANK_ONCE=1              deposits are handled once, by the id in their header (kes-id); ids are kept where the state is
 BANK_STORE=KIND          Stores or SimpleStore, instead of Table
 BANK_SNAPSHOTS=ADDRESS   with snapshots of it there
 BANK_DUMP=FILE           SIGUSR1 writes every store of this member there
@@ -145,9 +146,10 @@ def build(
         snapshots = os.environ.get("BANK_SNAPSHOTS", "")
         state = StateConfig(folder=folder, checkpoint_seconds=0.2, snapshots=snapshots, snapshot_seconds=1.0)
         settings.setdefault("state", state)
-    engine = os.environ.get("BANK_ENGINE")
+    name = os.environ.get("BANK_ENGINE")
+    engine = getattr(disk, name)() if name else None
     kind = os.environ.get("BANK_STORE") or "Table"
-    store = store_of(kind, getattr(disk, engine)() if engine else None)
+    store = store_of(kind, engine)
     source = EventSource(
         config_of(
             group_id=group,
@@ -193,15 +195,20 @@ def build(
             time.sleep(slow_ms / 1000)
         deposit(ctx, event)
 
+    once: dict[str, Any] = {}
+    if os.environ.get("BANK_ONCE"):
+        from streams.settings import Once, header  # the releases of a rolling upgrade lack them
+
+        once["once"] = Once(header("kes-id"), within=86_400, engine=engine)
     handler = os.environ.get("BANK_HANDLER", "plain")
     if handler == "async":
-        source.register_event_type(Deposited, patient)
+        source.register_event_type(Deposited, patient, **once)
     elif handler == "blocking":
-        source.register_event_type(Deposited, blocking, blocking=True)
+        source.register_event_type(Deposited, blocking, blocking=True, **once)
     elif handler in bank_ahead.KINDS:
         bank_ahead.register(source, handler, Deposited, plan, deposit)
     else:
-        source.register_event_type(Deposited, deposit if not slow_ms else blocking)
+        source.register_event_type(Deposited, deposit if not slow_ms else blocking, **once)
     return source
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,6 +35,8 @@ QUICK = {"BANK_SESSION_SECONDS": "2"}
 """Tests wait for sessions to expire: a short session makes them short, and nothing else."""
 JOINED = r"(?:engine|lifecycle) generation (\d+)"
 """Lifecycle is the name of the engine's logger in the releases that a rolling upgrade begins with."""
+Headers = list[tuple[str, str | bytes | None]]
+TYPE: Headers = [("__grt__", b"Deposited")]
 ENDLESS = 1_000_000_000
 """More deposits than any test waits for: such a load goes on until it is stopped. One that ends may end before what it
 was for has begun, on a machine that stands still for seconds, and then there is no work left that could go on."""
@@ -211,7 +213,7 @@ class Bank:
             }
         )
         began = time.monotonic()
-        for number, event in enumerate(bank.events(count, keys, seed)):
+        for number, (event, headers) in enumerate(self._records(count, keys, seed)):
             if enough is not None and enough.is_set():
                 count = number
                 break
@@ -219,7 +221,7 @@ class Bank:
                 bank.topic_of(self.group),
                 msgspec.json.encode(event),
                 event.account.encode(),
-                headers=[("__grt__", b"Deposited")],
+                headers=headers,
             )
             if number % 1000 == 0:
                 producer.poll(0)
@@ -229,6 +231,11 @@ class Bank:
                     time.sleep(ahead)  # the rate, not luck
         assert producer.flush(300) == 0
         self.produced += count
+
+    def _records(self, count: int, keys: int, seed: int) -> Iterator[tuple[bank.Deposited, Headers]]:
+        """The deposits that are produced, with their headers."""
+        for event in bank.events(count, keys, seed):
+            yield event, TYPE
 
     def strike_at_random(
         self, members: dict[str, Worker], victims: Sequence[str], kills: int, seed: int, **settings: str

@@ -94,6 +94,13 @@ def test_times_beyond_what_a_record_holds() -> None:
     assert [width_of(seconds) for seconds in (1, 63, 128, 6400)] == [1, 1, 2, 100]
 
 
+def test_ids_of_one_time_go_a_few_at_a_time() -> None:
+    table = SeenTable()
+    for number in range(5):
+        table.put(bytes([number]) * DIGEST, encode(7))
+    assert [len(table.take(2, 8)) for _ in range(4)] == [2, 2, 1, 0]
+
+
 def test_an_id_takes_about_a_hundred_bytes_in_memory() -> None:
     """Counted, not measured: the places that its dict and its list have, and the digest itself."""
     table, value = SeenTable(width_of(7 * 86_400)), encode(2_000_000_000)

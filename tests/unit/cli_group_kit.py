@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Collection
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,11 +100,17 @@ def text_of(picture: Picture) -> str:
 
 
 def row_of(text: str, first: str) -> list[str]:
-    """The cells of the first table row that begins like this."""
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in re.split(r"[│┃]", line)[1:-1]]
-        if cells and cells[0] == first:
-            return cells
+    """The cells of the first table row that begins like this. Columns are told apart by the blanks between them."""
+    lines = text.splitlines()
+    rules = [number for number, line in enumerate(lines) if "───" in line]
+    for rule, following in zip(rules, [*rules[1:], len(lines) + 1], strict=True):
+        rows = lines[rule + 1 : following - 1]
+        filled = [lines[rule - 1], *takewhile(str.strip, rows)]
+        blank = "".join(" " if all(line[at : at + 1] in ("", " ") for line in filled) else "x" for at in range(400))
+        columns = [match.span() for match in re.finditer(r"x+(?: {1,2}x+)*", blank)]
+        for row in rows:
+            if row[slice(*columns[0])].strip() == first:
+                return [row[slice(*column)].strip() for column in columns]
     raise AssertionError(f"no row {first!r} in\n{text}")
 
 

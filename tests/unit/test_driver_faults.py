@@ -398,8 +398,8 @@ def test_a_source_keeps_its_parts_and_nothing_else() -> None:
     source = build()
     assert set(vars(source)) == {"_declared", "_run", "_requests", "routed_by"}
     assert set(vars(source._declared)) == {
-        "_registry", "_store", "callbacks", "handlers", "inputs", "joins", "lifespans", "lookups", "metrics_handlers",
-        "outputs", "router", "visits",
+        "_registry", "_store", "aggregate", "callbacks", "handlers", "inputs", "joins", "lifespans", "lookups",
+        "metrics_handlers", "outputs", "router", "visits",
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import msgspec
@@ -230,12 +231,17 @@ class ExitingShop(Shop):
 
 @pytest.mark.parametrize("policy", [PARK, SKIP, None])
 @pytest.mark.parametrize("takes_failures", [True, False])
-def test_a_job_that_exits_ends_the_source(policy: Retry | None, takes_failures: bool) -> None:
+def test_a_job_that_exits_ends_the_source(
+    policy: Retry | None, takes_failures: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     shop = ExitingShop()
     shop.on_error, shop.takes_failures = policy, takes_failures
     with pytest.raises(SystemExit), shop.driver() as driver:
         order(driver, 1)
     assert shop.failed == []
+    del driver
+    gc.collect()  # a task that the driver has left behind would be logged by then
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 @pytest.mark.parametrize("policy", [PARK, SKIP, DEAD_LETTER, None])

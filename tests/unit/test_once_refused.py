@@ -47,7 +47,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "error"), WRONG, ids=[str(given) for given, _ in WRONG])
+@pytest.mark.parametrize(("given", "error"), WRONG, ids=[error for _, error in WRONG])
 def test_wrong_settings_are_refused_by_name(given: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError) as found:
         Once(**{"id": "number", "within": 9} | given)
