@@ -13,11 +13,12 @@ from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.checkpoints import FolderMark
 from streams.core.manifests import decode_manifest
 from streams.core.parking import is_parked
+from streams.core.seen import digest_of
 from streams.core.timers import Timer
 from streams.disk import SQLite
 from streams.errors import MembershipLost, NotOwned, RecordRefused, Stopped
 from streams.events import event_type_of
-from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, TIMER_PREFIX, decode_offset, decode_timer
+from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY, SEEN_PREFIX, TIMER_PREFIX, decode_offset, decode_timer
 from streams.runtime.keeping.folders.entries import Damaged, decode_pieces
 from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.partition.dead_letters import PREFIX
@@ -25,7 +26,7 @@ from streams.runtime.partition.parking_acts import LetGo
 from streams.stores.framed import OWN
 from streams.testing.simulation.broker import Log, LogEntry
 
-from . import program
+from . import once_program, program
 
 CHANGELOG, DEAD_LETTERS = "sim.in.changelog", "sim.in.dead-letters"
 EXPECTED = (MembershipLost, NotOwned, Stopped, RecordRefused)
@@ -64,6 +65,12 @@ class Judge:
                 found.update([decode_timer(record)])
         return {name: timer for name, timer in found.items() if timer is not None}
 
+    def ids(self, partition: int) -> set[bytes]:
+        """The digests that are committed in the changelog of a partition."""
+        log = self._broker.log(CHANGELOG, partition)
+        last = _last_values((record.key or b"", record.value) for record in log.committed(0, log.end))
+        return {key[len(SEEN_PREFIX) :] for key in last if key.startswith(SEEN_PREFIX)}
+
     def rings_left(self) -> int:
         """Timers that will ring soon, and the records of parked keys."""
         partitions = range(self._plan.partitions) if self._plan.timers or self._plan.parks else ()
@@ -80,16 +87,17 @@ class Judge:
         expected: dict[bytes, list[bytes]] = defaultdict(list)
         gone = set(self._let_go())
         for log in self._partitions(program.TOPIC):
-            state: dict[str, int] = {}
+            state, ids = dict[str, int](), set[str]()
             letters = []
             self._judge_timers(log)
             for record in log.committed(0, log.end):
                 is_gone = (log.partition, record.offset) in gone
-                outputs, letter = ([], True) if is_gone else program.fold(state, record)
+                outputs, letter = ([], True) if is_gone else program.fold(state, ids, record)
                 for key, value in outputs:
                     expected[key].append(value)
                 letters += [record.value] if letter else []
             self._compare(f"state of {log.partition}", state, self._state(log.partition))
+            self._compare(f"ids of {log.partition}", {*map(_digest, ids)}, self.ids(log.partition))
             dead = self._broker.log(DEAD_LETTERS, log.partition)
             there = [record.value for record in dead.committed(0, dead.end)]
             if self._plan.struck:  # an operator's letters come when he asks
@@ -237,7 +245,7 @@ class Judge:
         """Once everything is settled: each store, and each copy that has read all, is what the changelog says."""
         for partition in range(self._plan.partitions):
             expected, end = self.changelog(partition), self._broker.log(CHANGELOG, partition).stable
-            timers = self.timers(partition)
+            timers, ids = self.timers(partition), self.ids(partition)
             for name, member in self._world.members.items():
                 engine = member.source._run.engine
                 if engine is None or member.process.dead or member.task.done():
@@ -246,9 +254,11 @@ class Judge:
                 if worker is not None:
                     self._same_but_ticks(f"store of {partition} at {name}", expected, worker.store)
                     self._compare(f"timers of {partition} at {name}", timers, worker.timers.contents())
+                    self._compare(f"ids of {partition} at {name}", ids, {*worker.seen.rows._by_digest})
                 elif copy is not None and copy.position >= end:
                     self._same_but_ticks(f"copy of {partition} at {name}", expected, copy.store)
                     self._compare(f"timers in the copy of {partition} at {name}", timers, copy.timers)
+                    self._compare(f"ids in the copy of {partition} at {name}", ids, {*copy.seen.rows._by_digest})
 
     def _same_but_ticks(self, what: str, expected: dict[str, int], store: Any) -> None:
         """Scheduled interjections may have counted on since."""
@@ -285,6 +295,10 @@ def _committed(entries: Iterable[LogEntry]) -> Iterator[tuple[bytes, bytes | Non
         committed = not entry.marker and (entry.txn is None or entry.txn.outcome)
         if committed and entry.key is not None and entry.key not in (OFFSET_KEY, RELEASE_KEY):
             yield entry.key, entry.value
+
+
+def _digest(id: str) -> bytes:
+    return digest_of(once_program.SCOPE, id)
 
 
 def _last_values(changes: Iterable[tuple[bytes, bytes | None]]) -> dict[bytes, bytes]:

@@ -60,14 +60,19 @@ class Plan(Conditions, frozen=True, kw_only=True):
     """Nothing goes wrong: moves have to be quick."""
     parks: bool = False
     """Some events are parked, and handled in a later attempt."""
+    once: bool = False
+    """Some events are handled once, by an id that others have, too."""
     struck: bool = False
     """An operator acts on parked keys, events end processes that try them, and some have no key."""
 
 
 ALL_KINDS = ("Add", "Add", "Add", "Slow", "Thread", "Flaky", "Skip", "Huge", "Drop")
 JOB_KINDS = ("Add", "Fetch", "Fetch", "Crunch", "Chained", "Turn", "Turn", "Wobbly", "Hopeless", "Slow")
-AHEAD = frozenset(("Fetch", "Crunch", "Chained", "Turn", "Wobbly", "Hopeless", "ParkedTurn", "ParkedFetch"))
+AHEAD = frozenset(
+    ("Fetch", "Crunch", "Chained", "Turn", "Wobbly", "Hopeless", "ParkedTurn", "ParkedFetch", "SingleTurn")
+)
 PARKED_KINDS = ("Parked", "ParkedTurn", "ParkedFetch", "ParkedBulk", "Add")
+ONCE_KINDS = ("Single", "Single", "SingleTurn", "SingleBulk", "Add")
 STRUCK_KINDS = (*PARKED_KINDS[:-1], "ParkedDeath", "Add")
 BULK_KINDS = (("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))
 CALLS = ("send", "commit", "flush", "abort", "init", "ask", "member", "leader")
@@ -347,6 +352,16 @@ APART: Profiles = {
     "parked": lambda rng: _parked(rng, PARKED_KINDS, 0),
     # Besides, an operator lets events go, events end their processes, and some have no key.
     "struck": lambda rng: {**_parked(rng, STRUCK_KINDS, 2), "struck": True},
+    # Ids that come again, in a slice and over deaths, moves and lost transactions.
+    "once": lambda rng: {
+        "kinds": tuple(rng.sample(ONCE_KINDS, rng.choice((1, 3, 5)))),
+        "once": True,
+        "keys": rng.choice((2, 6)),
+        "patient": rng.random() < 0.2,
+        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
+        "actions": _actions(rng, (*COMING, "crash", "freeze", "evict", "compact"), 10),
+        "calm_at": 20.0,
+    },
 }
 """Not among those that seeds take in turn."""
 

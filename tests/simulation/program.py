@@ -25,7 +25,7 @@ from streams.stores import Heap, Index, NamedTable, Stores, Table, Window, Windo
 from streams.stores.table import DiskTable
 from streams.testing.simulation.virtual_time import elapse
 
-from . import parked_program
+from . import once_program, parked_program
 from .plans import Plan
 
 GROUP, TOPIC, OUT, TICKS, TOKENS, RINGS = "sim", "in", "out", "ticks", "tokens", "rings"
@@ -62,6 +62,9 @@ PURPOSES = {
     "ParkedTurn": "the same by a concurrent handler, ahead of its turn or in it",
     "ParkedFetch": "the same by a job, or its finalizer",
     "ParkedBulk": "the same in lists",
+    "Single": "handled once by its key and amount; one in four fails for good: dead letter",
+    "SingleTurn": "the same by a concurrent handler",
+    "SingleBulk": "the same in lists",
     "ParkedDeath": "parks its key, then ends its process, `amount` times, then succeeds",
 }
 KINDS: dict[str, Any] = {
@@ -324,6 +327,8 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
     source.register_event_type(AlarmRing, ring, on_error=RETRIES)
     if plan.ahead:
         _register_ahead(source, process, add)
+    if plan.once:
+        once_program.register(source, process, KINDS, add)
     if plan.parks:
         parked_program.register(source, process, KINDS, add)
     if plan.interjections:
@@ -405,10 +410,16 @@ def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes | None, 
         yield number % plan.partitions, key, described.encode(event), described.headers
 
 
-def fold(state: dict[str, int], record: IncomingRecord) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """(outputs as (key, value), whether there is a dead letter) of one input record."""
+def fold(state: dict[str, int], seen: set[str], record: IncomingRecord) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """(outputs as (key, value), whether there is a dead letter) of one input record. ``seen``: ids of the partition."""
     kind = record.record_type or ""
     event = event_type_of(KINDS[kind]).decode(record.value)
+    if kind.startswith("Single"):
+        if (id_ := once_program.id_of(event)) in seen:
+            return [], False
+        if once_program.fails(record.offset):
+            return [], True
+        seen.add(id_)
     match kind:
         case "Skip":
             return [], False

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from . import member_safeguards, move_safeguards, parking_safeguards, wire_safeguards  # noqa: F401  add their own
+from . import member_safeguards, move_safeguards, once_safeguards, parking_safeguards, wire_safeguards  # noqa: F401  add their own
 from .plans import Plan, plan_of
 from .safeguards import SAFEGUARDS, Safeguard
 from .world import simulate
