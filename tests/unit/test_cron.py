@@ -295,7 +295,7 @@ def test_once_per_due_time_over_crashes_and_moves(seed: int) -> None:
 
     with driven(source_of(EACH, partitions=3, missed=MissedRuns.CATCH_UP), members=2, seed=seed) as driver:
         for _ in range(25):
-            act = rng.choice(["pass", "crash", "trap", "evict", "leave", "abort", "lose"])
+            act = rng.choice(["pass", "crash", "trap", "evict", "leave", "refuse", "lose"])
             if len(driver.members) < 2 or act == "pass":
                 back(driver) if len(driver.members) < 2 else driver.send(Added("a", 1), key="a")
             elif act == "crash":
@@ -306,8 +306,8 @@ def test_once_per_due_time_over_crashes_and_moves(seed: int) -> None:
                 driver.evict(rng.choice(driver.members))
             elif act == "leave":
                 driver.leave(rng.choice(driver.members))
-            elif act == "abort":
-                driver.abort(rng.choice(driver.members))
+            elif act == "refuse":
+                driver.refuse("commit", rng.choice(driver.members))
             else:
                 driver.lose_reply("commit", rng.choice(driver.members))
             driver.advance(rng.uniform(5, 90))
