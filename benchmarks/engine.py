@@ -4,6 +4,8 @@
 waits ahead of an event's turn, ``scheduler`` (``AsyncJobScheduler``) and ``concurrency`` (``concurrency=``). With
 ``ahead`` and ``durable`` the work does not wait: by the scheduler, and by a durable job for each event. With
 ``parking`` one account in ``bad`` (0: none) fails for a millisecond, ``fails`` times for each event, and is parked.
+With ``once`` events are handled once, by their ``id`` (``offset``: all are new; ``account``: all but the first of an
+account are copies; ``none``: without ``once=``), and state and ids are on ``disk`` (``RocksDB``, ``SQLite``), or not.
 Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
 ``switch`` the interpreter's switch interval in seconds, ``slots`` the jobs at a time.
 """
@@ -11,6 +13,7 @@ Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``cli
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections import Counter
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from benchmarks.child import job_of
+from benchmarks.systems import SCRATCH
 from benchmarks.workload import Account, Balance, Deposited, Job, wait_seconds
 from streams import (
     PARK,
@@ -31,11 +35,17 @@ from streams import (
     ParkingConfig,
     PoolConfig,
     SchedulerConfig,
+    StateConfig,
     Table,
 )
+from streams.disk import RocksDB, SQLite
+from streams.settings import Once
 
 if TYPE_CHECKING:
     from streams import BatchContext
+    from streams.protocols import DiskEngine
+    from streams.records import IncomingRecord
+    from streams.settings.once import EventId
 
 Accounts = Table[str, Account]
 Work = Callable[[Deposited], Awaitable[None]]
@@ -54,7 +64,7 @@ def _value(text: str) -> object:
         return text
 
 
-def without_handlers(job: Job, **settings: object) -> EventSource[Accounts]:
+def without_handlers(job: Job, disk: DiskEngine | None = None, **settings: object) -> EventSource[Accounts]:
     """Build the event source of the account workload without its handler. ``settings`` are those of its config."""
     config = EventSourceConfig(
         group_id=job.group,
@@ -70,7 +80,7 @@ def without_handlers(job: Job, **settings: object) -> EventSource[Accounts]:
         metrics_handler=lambda measurement: measured.update([type(measurement).__name__]),
     )
     config = EventSourceConfig(**msgspec.structs.asdict(config) | _options(job.options, "config.") | settings)
-    return EventSource(config, store=Table.factory(key=str, value=Account))
+    return EventSource(config, store=Table.factory(key=str, value=Account, engine=disk))
 
 
 def source_of(job: Job) -> EventSource[Accounts]:
@@ -120,6 +130,28 @@ def parking(job: Job) -> EventSource[Accounts]:
         deposit(ctx, event, output)
 
     source.register_event_type(Deposited, deposited)
+    return source
+
+
+IDS: dict[str, Callable[[IncomingRecord, Deposited], EventId]] = {
+    "offset": lambda record, _: record.offset,
+    "account": lambda _, event: event.account,
+}
+
+
+def by_ids(job: Job) -> EventSource[Accounts]:
+    """Build it with a plain handler whose events are handled once."""
+    name, disk = job.options.get("id", "none"), None
+    if "disk" in job.options:
+        disk = {"RocksDB": RocksDB, "SQLite": SQLite}[job.options["disk"]]()
+    kept = StateConfig(folder=os.environ.get(SCRATCH, "")) if disk else StateConfig()
+    source, output = without_handlers(job, disk, state=kept), job.output
+    once = Once(IDS[name], within=86_400, max_ids=10_000_000, engine=disk) if name in IDS else None
+
+    def deposited(ctx: EventContext[Accounts], event: Deposited) -> None:
+        deposit(ctx, event, output)
+
+    source.register_event_type(Deposited, deposited, once=once)
     return source
 
 
@@ -197,6 +229,7 @@ MADE: dict[str, Callable[[Job], EventSource[Accounts]]] = {
     "plain": source_of,
     "batch": by_batch,
     "parking": parking,
+    "once": by_ids,
     "scheduler": lambda job: by_scheduler(job, wait),
     "ahead": by_scheduler,
     "durable": by_durable_jobs,

@@ -98,6 +98,7 @@ register(
     Module("scheduler", "benchmarks.engine scheduler"),
     Module("concurrency", "benchmarks.engine concurrency"),
     Module("parking", "benchmarks.engine parking"),
+    Module("once", "benchmarks.engine once"),
     Module("ahead", "benchmarks.engine ahead"),
     Module("durable", "benchmarks.engine durable"),
 )

@@ -17,7 +17,7 @@ import confluent_kafka
 import msgspec
 
 from benchmarks import handwritten
-from benchmarks.engine import by_batch, by_concurrency, by_scheduler, source_of
+from benchmarks.engine import by_batch, by_concurrency, by_ids, by_scheduler, source_of
 from benchmarks.instructions.scripted import (
     BACKLOG,
     LIVE,
@@ -190,6 +190,11 @@ def two_inputs(job: Job) -> EventSource[Any]:
     return source
 
 
+def all_new(job: Job) -> EventSource[Any]:
+    """Build an event source whose events are handled once, and are all new."""
+    return by_ids(msgspec.structs.replace(job, options={"id": "offset"}))
+
+
 def with_metrics(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSource[Any]:
     """Build an event source whose metrics are exported."""
     from streams.observability import PrometheusMetrics
@@ -214,6 +219,7 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], Turns | None]] = {
     "engine": partial(by_engine, source_of),
     "two-inputs": partial(by_engine, two_inputs, inputs=2),
     "batch": partial(by_engine, by_batch),
+    "once": partial(by_engine, all_new),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
     "metrics": partial(by_engine, partial(with_metrics, source_of)),
@@ -224,6 +230,6 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], Turns | None]] = {
     "live": partial(by_engine, source_of, traffic=LIVE),
     "hand-written": by_hand,
 }
-"""Plain handler, with one input and with two; batch handler, ``AsyncJobScheduler``,
+"""Plain handler, with one input and with two; batch handler; plain handler with ``once=``; ``AsyncJobScheduler``,
 ``concurrency=``; the first and the scheduler with their metrics exported, the first with traces of which no event is
 part, both with every event sampled; the first with live traffic; and the loop written by hand."""

@@ -1,1 +1,1 @@
-"""Parked keys and durable jobs: their price, and how fast they are worked off."""
+"""Parked keys, durable jobs, ids of events that count once: their price, and how fast queues are worked off."""

@@ -1,7 +1,9 @@
-"""Parked keys: the price of those that wait for all others, and the speed at which their queues are worked off."""
+"""Parked keys: the price of those that wait for all others, and the speed at which their queues are worked off. Durable
+jobs. Events that count once: the price of their ids."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,8 @@ from rich.table import Table
 
 from benchmarks.bench import Bench
 from benchmarks.cluster import Cluster
-from benchmarks.drain import middle_rate
+from benchmarks.drain import middle_rate, stretch
+from benchmarks.keys.ids import bytes_of_an_id
 from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.steady import steady
 from benchmarks.systems import Failed, System, system_running
@@ -28,13 +31,25 @@ WORKED_OFF = "queues worked off"
 QUEUED_KEYS = 1_000
 AHEAD, DURABLE = "jobs ahead of the turn", "durable jobs"
 JOBS = {AHEAD: "ahead", DURABLE: "durable"}
+DISK = "RocksDB" if importlib.util.find_spec("rocksdict") else "SQLite"
+PLAIN, NEW, COPIES = "no ids", "ids, all new", "ids, all but 10,000 copies"
+PLAIN_ON_DISK, NEW_ON_DISK = f"no ids, {DISK}", f"ids, all new, {DISK}"
+ONCE = {
+    PLAIN: "once:id=none",
+    NEW: "once:id=offset",
+    COPIES: "once:id=account",
+    PLAIN_ON_DISK: f"once:id=none,disk={DISK}",
+    NEW_ON_DISK: f"once:id=offset,disk={DISK}",
+}
+MEMORY = "bytes an id in memory"
 CALM, FAILING = "p99, none fails", "p99, one key fails"
 RATE = 1_000
 PATIENCE_SECONDS = 120
+SAMPLE_SECONDS = 0.05
 
 
 class KeysResult(msgspec.Struct, frozen=True):
-    """One run. ``figure``: events a second, or milliseconds. ``system``: the name of the row."""
+    """One run. ``figure``: events a second, milliseconds, or bytes. ``system``: the name of the row."""
 
     system: str
     round: int
@@ -65,6 +80,30 @@ def worked_off(cluster: Cluster, records: int, seed: int) -> tuple[float, str]:
     return _written(cluster, job, System.parse("parking"), records, source=True)
 
 
+def counted_once(cluster: Cluster, label: str, source: str, seed: int, records: int) -> tuple[float, str]:
+    """Handle a backlog by ids: the rate at which offsets are committed, since copies have no outputs, and the fault."""
+    job, system = cluster.job(source), System.parse(label)
+    committed, samples = cluster.progress(job, system), [(0, 0.0)]
+    try:
+        with system_running(system, job) as child:
+            until = time.monotonic() + PATIENCE_SECONDS
+            while samples[-1][0] < records:
+                child.check()
+                if time.monotonic() > until:
+                    raise Failed(f"{label}: {samples[-1][0]:,} of {records:,} records in {PATIENCE_SECONDS} s")
+                time.sleep(SAMPLE_SECONDS)
+                samples.append((committed(), time.monotonic()))
+    finally:
+        committed.close()
+    accounts = {account for account, _ in islice(deposits(seed), records)}
+    judge, _ = cluster.judged(job)
+    cluster.forget(job, source=False)
+    low, high = stretch([done for done, _ in samples], records)
+    (before, began), (after, ended) = samples[max(low, 1)], samples[high]
+    rate = (after - before) / max(ended - began, SAMPLE_SECONDS)
+    return rate, judge.order(len(accounts) if system.options["id"] == "account" else records)
+
+
 def done_by_jobs(cluster: Cluster, label: str, source: str, records: int) -> tuple[float, str]:
     """Handle a backlog by a job for each event, until all have had their ends."""
     return _written(cluster, cluster.job(source), System.parse(label), records, source=False)
@@ -85,9 +124,9 @@ def _written(cluster: Cluster, job: Job, system: System, records: int, *, source
 
 
 class Keys(Measure[KeysResult]):
-    """Parked keys and durable jobs."""
+    """Parked keys, durable jobs, and events that count once."""
 
-    name, title, place = "keys", "Parked keys and durable jobs", 46
+    name, title, place = "keys", "Parked keys, durable jobs, and events that count once", 46
     presets = frozenset({"full"})
     result = KeysResult
     about = f"""\
@@ -96,7 +135,9 @@ counts all events, by the log-append times of the others' outputs. *{WORKED_OFF.
 {QUEUED_KEYS:,} keys wait; then a repaired program starts. Each partition begins ten queues a second, so 100 keys of a
 partition take ten seconds at least. *{DURABLE.capitalize()}*: each event starts a job that does nothing, whose end
 makes the deposit; the same jobs *ahead of the turn* are the anchor. *p99*: {RATE:,} events a second, in one run none
-fails, in the other each event of one key fails once, after a millisecond."""
+fails, in the other each event of one key fails once, after a millisecond. *Ids*: the account workload with `once=`,
+by ids that are all new, or by the accounts; on disk the state is there, too, with and without ids. The rate is that of
+the committed offsets, since copies have no outputs. *{MEMORY.capitalize()}*: what a process grows by for a million."""
 
     sizes: ClassVar = {
         "records": (20_000, 200_000, 500_000),
@@ -124,6 +165,11 @@ fails, in the other each event of one key fails once, after a millisecond."""
                 bench.now(f"keys {turn}/{sizes.rounds}: {row}")
                 figure, fault = done_by_jobs(cluster, label, source, sizes.records)
                 yield KeysResult(row, turn, figure, fault, os.getloadavg()[0])
+            for row, label in ONCE.items():
+                bench.now(f"keys {turn}/{sizes.rounds}: {row}")
+                figure, fault = counted_once(cluster, label, source, bench.seed, sizes.records)
+                yield KeysResult(row, turn, figure, fault, os.getloadavg()[0])
+            yield KeysResult(MEMORY, turn, bytes_of_an_id())
             bench.now(f"keys {turn}/{sizes.rounds}: {WORKED_OFF}")
             figure, fault = worked_off(cluster, sizes.queued, bench.seed)
             yield KeysResult(WORKED_OFF, turn, figure, fault, os.getloadavg()[0])
@@ -132,7 +178,7 @@ fails, in the other each event of one key fails once, after a millisecond."""
         return f"{self.name} {found.round} {found.system}: {found.fault or f'{found.figure:,.1f}'}"
 
     def tables(self, found: Sequence[KeysResult]) -> list[Table]:
-        title = f"Parked keys and durable jobs, events a second, or ms: {of_rounds(found)}; {loads(found)}"
+        title = f"{self.title}: events a second, ms, or bytes; {of_rounds(found)}; {loads(found)}"
         shown = table(title, ["row"], ["figure", "right"])
         for name in names(found):
             mine = of_system(found, name)
@@ -153,6 +199,11 @@ fails, in the other each event of one key fails once, after a millisecond."""
                 aims.append(at_least(f"drain, {row} parked, to nothing parked", least, shares))
         if shares := [durable / ahead for durable, ahead in pairs(DURABLE, AHEAD)]:
             aims.append(at_least("durable jobs that do nothing, to the same ahead of the turn", 0.4, shares))
+        for row, anchor, least in ((NEW, PLAIN, 0.75), (COPIES, PLAIN, 1.2), (NEW_ON_DISK, PLAIN_ON_DISK, 0.5)):
+            if shares := [ids / plain for ids, plain in pairs(row, anchor)]:
+                aims.append(at_least(f"drain, {row}, to {anchor}", least, shares))
+        if sizes := [one.figure for one in right(of_system(found, MEMORY))]:
+            aims.append(at_most(MEMORY, 130, sizes))
         if later := [failing - calm for failing, calm in pairs(FAILING, CALM)]:
             aims.append(at_most("p99 of others while one key fails, later by", 3, later, "ms"))
         if rates := [one.figure for one in right(of_system(found, WORKED_OFF))]:

@@ -10,6 +10,7 @@ and not a time of its own. It goes with its bucket, so up to ``width`` seconds a
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from hashlib import blake2b
 from typing import Final
 
@@ -27,6 +28,11 @@ PARTS: Final = 64
 def digest_of(scope: str, id: str | bytes | int) -> bytes:
     """Return the digest of an id within a scope. A text and its UTF-8 are the same id, a number and its digits are two.
     Raises ``ValueError`` for what is no id, and for an empty one."""
+    return digest_within(scope_prefix(scope), id)
+
+
+def digest_within(prefix: bytes, id: str | bytes | int) -> bytes:
+    """Return the same by the prefix of the scope. Raises ``ValueError``."""
     given: object = id  # whatever it is
     if isinstance(given, str):
         data = b"t" + given.encode(errors="surrogatepass")
@@ -38,7 +44,7 @@ def digest_of(scope: str, id: str | bytes | int) -> bytes:
         raise ValueError(f"the id is a {type(given).__name__}; it must be a text, bytes or a whole number, or None")
     if len(data) == 1:
         raise ValueError("the id is empty: all events without one would be duplicates of the first; None is no id")
-    return blake2b(scope_prefix(scope) + data, digest_size=DIGEST).digest()
+    return blake2b(prefix + data, digest_size=DIGEST).digest()
 
 
 def scope_prefix(scope: str) -> bytes:
@@ -70,6 +76,8 @@ class SeenTable:
         self.width = width
         self.kept_bytes = 0
         self._by_digest: dict[bytes, int | bytes] = {}  # its bucket; or its record, if something is kept beside it
+        self.has = self._by_digest.__contains__
+        """Check for an id: quicker than ``find``."""
         self._buckets: dict[int, list[bytes]] = {}
         self._order: list[int] = []  # a heap of the numbers of buckets
         self._last = -1  # the bucket that was used last: one number for all ids of it
@@ -96,11 +104,7 @@ class SeenTable:
 
     def put(self, digest: bytes, value: bytes) -> None:
         """Set the record of an id. Raises ``ValueError`` for what is none."""
-        bucket = due_of(value) // self.width
-        if bucket == self._last:
-            bucket = self._last
-        else:
-            self._last = bucket
+        bucket = self._bucket(value)
         if self.kept_bytes:
             self._forget_kept(digest)
         if len(value) > HEAD:
@@ -108,12 +112,14 @@ class SeenTable:
             self.kept_bytes += len(value)
         else:
             self._by_digest[digest] = bucket
-        digests = self._buckets.get(bucket)
-        if digests is None:
-            self._buckets[bucket] = [digest]
-            heapq.heappush(self._order, bucket)
-        else:
-            digests.append(digest)
+        self._digests(bucket).append(digest)
+
+    def put_new(self, digests: Collection[bytes], value: bytes) -> None:
+        """Set the record of ids that are not there, beside which nothing is kept: one for all. Raises ``ValueError``
+        for what is none."""
+        bucket = self._bucket(value)
+        self._by_digest.update(dict.fromkeys(digests, bucket))
+        self._digests(bucket).extend(digests)
 
     def remove(self, digest: bytes) -> None:
         """Remove an id, if it is there."""
@@ -139,6 +145,19 @@ class SeenTable:
                 heapq.heappop(self._order)
                 del self._buckets[bucket]
         return taken
+
+    def _bucket(self, value: bytes) -> int:
+        bucket = due_of(value) // self.width
+        if bucket != self._last:
+            self._last = bucket
+        return self._last
+
+    def _digests(self, bucket: int) -> list[bytes]:
+        digests = self._buckets.get(bucket)
+        if digests is None:
+            digests = self._buckets[bucket] = []
+            heapq.heappush(self._order, bucket)
+        return digests
 
     def _bucket_of(self, digest: bytes) -> int | None:
         found = self._by_digest.get(digest)

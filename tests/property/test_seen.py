@@ -16,6 +16,7 @@ IDS = st.sampled_from([bytes([number]) * DIGEST for number in range(12)])
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), IDS, st.integers(0, 300), st.sampled_from([b"", b"", b"a", b"b" * 300])),
+        st.tuples(st.just("new"), IDS, st.integers(0, 300), st.just(b"")),
         st.tuples(st.just("remove"), IDS, st.just(0), st.just(b"")),
         st.tuples(st.just("take"), st.integers(1, 5), st.integers(0, 400), st.just(b"")),
         st.tuples(st.just("oldest"), st.integers(1, 5), st.just(0), st.just(b"")),
@@ -33,6 +34,11 @@ def test_a_table_is_a_dict_of_times(steps: list[tuple[str, object, int, bytes]],
             assert isinstance(what, bytes)
             table.put(what, encode(seconds, kept))
             model[what] = seconds, kept
+        elif step == "new":
+            new = [digest for digest in (what, b"n" * DIGEST, b"m" * DIGEST) if digest not in model]
+            assert not any(map(table.has, new))
+            table.put_new(new, encode(seconds))
+            model |= dict.fromkeys(new, (seconds, b""))
         elif step == "remove":
             assert isinstance(what, bytes)
             table.remove(what)

@@ -16,7 +16,16 @@ from .safeguards import Patch, instead, left_out, missed, nothing
 
 ONCE = "once"
 
-edited("copies_in_a_slice_are_handled", once_slice, "run", "find(digest) is not None", "False", "D2", ONCE, seed=10)
+edited(
+    "copies_in_a_slice_are_handled",
+    once_slice,
+    "run",
+    "digest in new or has(digest)",
+    "has(digest)",
+    "D2",
+    ONCE,
+    seed=11,
+)
 left_out("copies_ahead_have_their_turn", Retirement, "_is_duplicate", lambda self, entry: False, "D2", ONCE)
 edited(
     "ids_of_a_slice_are_not_in_its_transaction",
@@ -29,7 +38,8 @@ edited(
 edited(
     "ids_of_a_slice_are_there_before_their_events_are_complete",
     once_slice, "run", "            offset = record.offset\n",
-    "            offset = record.offset\n            record_id(digest, Change(SEEN_PREFIX + digest, value_of_id))\n",
+    "            offset = record.offset\n"
+    "            seen.rows.set(digest, Change(SEEN_PREFIX + digest, value_of_id))\n",
     "D1", ONCE, seed=10,
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from streams.core.router import Route
-from streams.core.seen import digest_of
+from streams.core.seen import digest_within, scope_prefix
 from streams.core.timers import Timer
 from streams.errors import DecodeError, EventFailure
 from streams.metrics import EventDuplicate, IdMissing, IdsForgotten
@@ -35,14 +35,15 @@ class OnceRule:
         self.settings = settings
         self.scope = name if settings.scope is None else settings.scope
         self.within_s = settings.within_s
-        self._id = _id_of(settings.id)
+        self.prefix = scope_prefix(self.scope)
+        self.id_of = _id_of(settings.id)
 
     def digest(self, record: IncomingRecord, event: Any) -> bytes | None:
         """Return the digest of an event's id; ``None``: it has none. Raises ``DecodeError``, and what the user's
         function raises."""
-        id = self._id(record, event)
+        id = self.id_of(record, event)
         try:
-            return None if id is None else digest_of(self.scope, id)
+            return None if id is None else digest_within(self.prefix, id)
         except ValueError as error:
             raise DecodeError(f"{record.where} (once=): {error}") from error
 

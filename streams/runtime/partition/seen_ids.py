@@ -8,7 +8,7 @@ was skipped, or waits in its key's queue.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from streams.core.origin import INTERJECTION, Origin
@@ -47,8 +47,16 @@ class SeenRows(Protocol):
         """Return what is kept beside an id; ``None``: the id is not there."""
         ...
 
+    def has(self, digest: bytes, /) -> bool:
+        """Check for an id."""
+        ...
+
     def set(self, digest: bytes, change: Change) -> None:
         """Set the record of an id, or remove the id. ``change``: the very one that is committed, or was received."""
+        ...
+
+    def set_new(self, changes: Mapping[bytes, Change], value: bytes) -> None:
+        """Set the records of ids that are not there. Most of them are this very ``value``."""
         ...
 
     def take(self, most: int, now_s: int | None = None) -> list[bytes]:
@@ -65,6 +73,16 @@ class RowsInMemory(SeenTable):
             self.remove(digest)
         else:
             self.put(digest, change.value)
+
+    def set_new(self, changes: Mapping[bytes, Change], value: bytes) -> None:
+        """See ``SeenRows``."""
+        same = [digest for digest, change in changes.items() if change.value is value]
+        if same:
+            self.put_new(same, value)
+        if len(same) < len(changes):
+            for digest, change in changes.items():
+                if change.value is not value:
+                    self.set(digest, change)
 
 
 def note_of(digests: Sequence[bytes], within_s: int) -> Timer:
@@ -137,6 +155,11 @@ class SeenIds:
     def is_full(self) -> bool:
         """Check for a bound at which the source stops."""
         return not self._forgets and self.rows.weight >= self._most
+
+    @property
+    def room(self) -> int:
+        """Return how many ids may come before it ``is_full``."""
+        return LATEST_S if self._forgets else self._most - self.rows.weight
 
     def admitted(self, note: Timer, now_s: int, origin: Origin) -> list[Change]:
         """Record the ids of an event that is complete. Returns the changes for its transaction."""

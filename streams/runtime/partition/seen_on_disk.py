@@ -7,7 +7,7 @@ a part of the shortest ``within`` has passed, so that each round finds many. The
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -53,6 +53,15 @@ class RowsOnDisk:
         """See ``SeenRows``."""
         found = self._layers.get(SEEN_PREFIX + digest)
         return None if found is None else found[HEAD:]
+
+    def has(self, digest: bytes, /) -> bool:
+        """See ``SeenRows``."""
+        return self._layers.get(SEEN_PREFIX + digest) is not None
+
+    def set_new(self, changes: Mapping[bytes, Change], value: bytes) -> None:
+        """See ``SeenRows``."""
+        for digest, change in changes.items():
+            self.set(digest, change)
 
     def set(self, digest: bytes, change: Change) -> None:
         """See ``SeenRows``."""
