@@ -93,9 +93,6 @@ def test_one_that_begins_in_the_second_of_two_hours_does_not_go_back() -> None:
     second = int(datetime(2026, 10, 25, 2, 10, fold=1, tzinfo=ZoneInfo(AMS)).timestamp() * 1000)
     found = CronSchedule(NIGHTLY, AMS).after(second)
     assert datetime.fromtimestamp(found / 1000, ZoneInfo(AMS)).day == 26
-
-
-def test_none_is_due_behind_the_end_of_all_time() -> None:
     assert CronSchedule("0 0 1 1 *", UTC_).after(NEVER_MS - 1000) == NEVER_MS
 
 
@@ -378,13 +375,7 @@ def test_a_policy_function_gets_no_record_and_one_that_stops_loses_no_run() -> N
 
 def test_a_new_deployment_with_another_cron_or_none() -> None:
     current = [EACH]
-
-    def make() -> EventSource[Any]:
-        source = source_of(current[0])
-        source.output(OUT, num_partitions=1)
-        return source
-
-    with driven(make) as driver:
+    with driven(lambda: source_of(current[0])) as driver:
         driver.advance(65)
         for cron in ("*/2 * * * *", ""):
             driver.leave()
@@ -402,7 +393,7 @@ def test_a_new_deployment_with_another_cron_or_none() -> None:
         driver.check()
 
 
-def test_a_member_without_the_zone_does_not_start_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_without_the_zone_does_not_start_and_the_others_go_on() -> None:
     there = [True]
 
     def make() -> EventSource[Any]:
