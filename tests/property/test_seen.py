@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,11 @@ def test_ids_have_one_digest_only_if_they_are_the_same(
     found = digest_of(scope, one)
     assert len(found) == DIGEST
     assert (found == digest_of(other_scope, other)) is same
+
+
+def test_digests_are_those_of_the_changelogs_that_are_there() -> None:
+    for id_, data in (("ä", b"s\0t\xc3\xa4"), (b"a", b"s\0ta"), (255, b"s\0nff"), (-1, b"s\0n-1")):
+        assert digest_of("s", id_) == blake2b(data, digest_size=DIGEST).digest()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("id_", ["", b"", True, 1.5, [1], object()])

@@ -352,6 +352,7 @@ def test_a_marker_log_keeps_what_the_group_has_forgotten(topic: Topic, make_topi
     topic.log.forget_group(topic.target.identity)
     assert not topic.write(2, {"value": [b"2"]})
     assert topic.write(3, {"value": [b"3"]})
+    assert not topic.write(3, {"value": [b"3"]})  # its fence waits for the end of the transaction before
     assert read_marker(topic.target, "test") is not None  # and the group knows again
     assert values(topic.records()) == [b"0", b"1", b"2", b"3"]
 

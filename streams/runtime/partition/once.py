@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from streams.core.router import Route
-from streams.core.seen import digest_within, scope_prefix
+from streams.core.seen import Digests
 from streams.core.timers import Timer
 from streams.errors import DecodeError, EventFailure
 from streams.metrics import EventDuplicate, IdMissing, IdsForgotten
@@ -35,7 +35,7 @@ class OnceRule:
         self.settings = settings
         self.scope = name if settings.scope is None else settings.scope
         self.within_s = settings.within_s
-        self.prefix = scope_prefix(self.scope)
+        self.digest_of = Digests(self.scope).of
         self.id_of = _id_of(settings.id)
 
     def digest(self, record: IncomingRecord, event: Any) -> bytes | None:
@@ -43,7 +43,7 @@ class OnceRule:
         function raises."""
         id = self.id_of(record, event)
         try:
-            return None if id is None else digest_within(self.prefix, id)
+            return None if id is None else self.digest_of(id)
         except ValueError as error:
             raise DecodeError(f"{record.where} (once=): {error}") from error
 

@@ -14,7 +14,7 @@ from typing import Any
 from streams.core.origin import INTERJECTION
 from streams.core.policy import Answered
 from streams.core.router import Route
-from streams.core.seen import BYTES_PER_ID, digest_within, encode
+from streams.core.seen import BYTES_PER_ID, encode
 from streams.model.tracing import carried
 from streams.outcomes import ExecutionState
 from streams.records import Change, IncomingRecord, Output
@@ -33,7 +33,7 @@ def run(
     store, timers, seen, where = partition.store, partition.timers, partition.seen, partition.reading
     before_event, limit, tracer = partition.before_event, host.message_limit, host.router.tracer
     decode, handler, current, headers = route.bare_decode, route.handler, host.router.current, records[start].headers
-    id_of, prefix, has, room = rule.id_of, rule.prefix, seen.rows.has, seen.room
+    id_of, digest_of, has, room = rule.id_of, rule.digest_of, seen.rows.has, seen.room
     outputs: list[Output] = []
     journal: list[Change] = []
     passed: list[IncomingRecord] = []
@@ -58,7 +58,7 @@ def run(
             try:
                 event = decode(value)
                 id = id_of(record, event)
-                digest = None if id is None else digest_within(prefix, id)
+                digest = None if id is None else digest_of(id)
             except Exception:
                 break  # done again by Execution.one, which handles the error
             if digest is None:
