@@ -140,7 +140,7 @@ WRONG: list[Any] = [
     (lambda: records(delivery_timeout_seconds="9"), "delivery_timeout_seconds is '9'"),
     (lambda: records(bootstrap_servers="user@host:1"), "bootstrap_servers"),
     (lambda: SOURCE.register_event_type(Named, task, concurrency="4"), "the concurrency of"),
-    (lambda: every(task, every=None), "every is None"),
+    (lambda: every(task, every=None), "either every=, or cron="),
     (lambda: every(task, every="10"), "every is '10'"),
     (lambda: every(task, every=float("inf")), "every is inf"),
     (lambda: every(task, every=1, missed="skip"), str(MissedRuns.SKIP)),
