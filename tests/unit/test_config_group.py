@@ -80,7 +80,7 @@ def test_a_wrong_setting_of_a_group_is_named_with_it(group: Any, wrong: dict[str
         ({"client_settings": "hunter2"}, "client_settings is of type str; it must be a dictionary"),
         ({"bootstrap_servers": "me:hunter2@host:1"}, "bootstrap_servers must not hold credentials"),
         ({"source_bootstrap_servers": ["a:1"]}, "source_bootstrap_servers is of type list; it must be addresses"),
-        ({"error_policy": "skip"}, "error_policy is of type str; it must be a Retry"),
+        ({"error_policy": "skip"}, "error_policy is 'skip'; it must be an error policy"),
     ],
 )
 def test_a_wrong_setting_is_named(settings: dict[str, Any], said: str) -> None:

@@ -54,6 +54,7 @@ class Bench:
             connections=SimpleNamespace(tail=lambda: tail),
             keeper=None,
             config=SimpleNamespace(topic="t", changelog="c"),
+            router=SimpleNamespace(once_bounds=None),
             now=lambda: self.now,
             wall_ms=lambda: self.wall,
             revoke_store=lambda store, _: store.revoked(),
