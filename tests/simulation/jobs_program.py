@@ -3,6 +3,7 @@ and what must be true of both."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -28,15 +29,15 @@ ENDS, ENDS_KEY = "ends", "_ends"
 JOBS = timer_key(PREFIX)
 SECONDS = (0.0, 0.001, 0.1, 0.5, 2.0)
 TIMEOUT = 1.0
-ATTEMPTS = 3
-MOST_DEATHS = 2 * ATTEMPTS
+ATTEMPTS = 2
+MOST_DEATHS = 3 * ATTEMPTS
 """Processes that the jobs of one world end: more than one job may."""
 
 
 @event_type("Told")
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the partition does with a job, in its order: ``value`` counts. ``what``: ``begun``, ``ended``, or ``gone``
-    for a cancel, which has found the job (``found``) or not."""
+    """What the partition does with a job, in its order: ``value`` counts. ``what``: ``begun``, ``ended``,
+    ``failed``, or ``gone`` for a cancel, which has found the job (``found``) or not."""
 
     value: int
     what: str
@@ -94,14 +95,18 @@ class Receiver:
     def ends(self, process: Any, run: JobRun) -> bool:
         """Check whether a deadly job ends its process, and end it."""
         world = self._world
-        if self.deaths.total() >= MOST_DEATHS or world.loop.time() > world.plan.calm_at:
+        if self.deaths.total() >= MOST_DEATHS or process.dead:
             return False
         self.deaths[run.id] += 1
         if self.deaths[run.id] > ATTEMPTS + 1:
             self._say(f"{run.id} ends a process for the {self.deaths[run.id]}th time")
-        world.act(f"crash {process.name}", "a job ends it")
-        world.loop.call_later(0.0, world.act, f"start {process.name}", "after its end")
+        world.act(f"crash {process.name}")  # also when all else is calm
+        world.rolling.append(world.loop.create_task(self._restart(process.name)))
         return True
+
+    async def _restart(self, name: str) -> None:
+        await asyncio.wait([self._world.members[name].task])
+        self._world.act(f"start {name}")
 
     def judge(self, partition: int, told: Iterable[Told]) -> None:
         """Compare what a partition has told with a list."""
@@ -127,8 +132,10 @@ class Receiver:
                     if lane and before != one.token:
                         self._say(f"{partition}: {one.token} has ended before {before}")
                     del live[one.token]
-                    if self.ids.get(self._place(partition, one.token)) != {one.id}:
-                        self._say(f"{partition}: {one.token} is {one.id}, and was called as {self.ids}")
+                    # Owners that die may use up the attempts of a job that has never had a slot.
+                    called = self.ids.get(self._place(partition, one.token))
+                    if called != {one.id} and (called or one.what == "ended"):
+                        self._say(f"{partition}: {one.token} is {one.id}, and was called as {called}")
         if live:
             self._say(f"{partition}: these have no end: {[*live]}")
         every = [id for token, ids in self.ids.items() for id in ids]
@@ -209,12 +216,15 @@ def register(source: EventSource[Any], process: Any, kinds: Mapping[str, Any], a
         tell(ctx, "ended", token=work.token, id=ctx.job.id)
         if token != work.token:
             world.differences.append(f"the job {work.token} ends with the result of {token}")
+        queue = None if ctx._timers is None else ctx._timers.parked.keys.get(work.lane.encode())
+        if queue is not None and queue.head.headers != (("kes-job-id", ctx.job.id.encode()),):
+            world.differences.append(f"the job {work.token} ends in front of {queue.head}")
         if work.chained:
             start(ctx, tasks, Work(f"{work.token}+", work.lane, work.partition))
 
     def failed(ctx: EventContext[Any], work: Work, error: Exception) -> None:
         assert ctx.job is not None
-        tell(ctx, "ended", token=work.token, id=ctx.job.id)
+        tell(ctx, "failed", token=work.token, id=ctx.job.id)
 
     def start(ctx: EventContext[Any], jobs: Any, work: Work, **more: Any) -> None:
         lane = {} if work.lane else {"order": None}

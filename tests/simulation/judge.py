@@ -211,7 +211,7 @@ class Judge:
         count = state.pop(jobs_program.ENDS_KEY, 0)
         self._compare(f"what is told of jobs of {partition}", [*range(1, count + 1)], [one.value for one in told])
         self._world.receiver.judge(partition, told)
-        self._world.watch.counts["jobs"] += sum(one.what == "ended" for one in told)
+        self._world.watch.counts["jobs"] += sum(one.what in ("ended", "failed") for one in told)
         return state
 
     def _totals(self, topic: str, partition: int) -> list[program.ValueAt]:
