@@ -116,8 +116,15 @@ class JobsBank(ParkedBank):
 
     def wait_over(self) -> None:
         """Wait until all jobs are over: as long as it takes, if only one after another is."""
-        while left := self.waiting():  # now and then: the receiver is in this process, and each look reads everything
-            wait_until(lambda left=left: self.waiting() < left, f"one of {left} jobs is over", step=1.0)
+        left = self.waiting()
+
+        def is_less() -> bool:
+            nonlocal left
+            before, left = left, self.waiting()
+            return left < before
+
+        while left:  # now and then: the receiver is in this process, and each look reads everything
+            wait_until(is_less, f"one of {left} jobs is over", step=1.0)
 
     def check_no_call_is_early(self) -> None:
         """No call is for a deposit that is not committed. Markers may come a moment after a member has been told so."""

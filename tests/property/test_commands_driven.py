@@ -145,7 +145,7 @@ class CommandHistory:
     def _learn(self, id: str, key: str, answer: Any, content: bytes) -> None:
         try:
             found: Any = self.rules.done(answer.reply, content, {}, "")
-            learnt = ("done", found.version, found.count, found.events)
+            learnt: tuple[Any, ...] = ("done", found.version, found.count, found.events)
         except Rejected as error:
             learnt = ("rejected", answer.reply.version, str(error.data))
         except VersionConflict as error:

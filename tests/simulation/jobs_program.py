@@ -227,7 +227,7 @@ def register(source: EventSource[Any], process: Any, kinds: Mapping[str, Any], a
         tell(ctx, "failed", token=work.token, id=ctx.job.id)
 
     def start(ctx: EventContext[Any], jobs: Any, work: Work, **more: Any) -> None:
-        lane = {} if work.lane else {"order": None}
+        lane: dict[str, Any] = {} if work.lane else {"order": None}
         name = ctx.start_job(jobs, work, **more, **lane)
         tell(ctx, "begun", token=work.token, name=name, lane=work.lane)
 

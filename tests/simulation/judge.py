@@ -77,7 +77,7 @@ class Judge:
         partitions = range(self._plan.partitions) if self._plan.timers or self._plan.parks or self._plan.jobs else ()
         now_ms = self._world.loop.time() * 1000
         timers = [timer for number in partitions for timer in self.timers(number).values()]
-        return sum(is_own(timer.name) and timer.name != COUNTER or timer.due_ms < now_ms + 1e6 for timer in timers)
+        return sum((is_own(timer.name) and timer.name != COUNTER) or timer.due_ms < now_ms + 1e6 for timer in timers)
 
     def judge(self) -> None:
         """At the very end."""
@@ -243,7 +243,11 @@ class Judge:
         self._world.watch.counts["rang"] += len(rung)
         self._compare(f"timers that rang of {log.partition}", rings, rung)
         timers = self.timers(log.partition)
-        self._compare(f"parked keys and jobs of {log.partition}", [], [name for name in timers if is_own(name) and name != COUNTER])
+        self._compare(
+            f"parked keys and jobs of {log.partition}",
+            [],
+            [name for name in timers if is_own(name) and name != COUNTER],
+        )
         left = {
             name: event_type_of(program.AlarmRing).decode(t.value).offset
             for name, t in timers.items()
