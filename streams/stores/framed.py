@@ -218,3 +218,28 @@ class PrefixedCodec(Generic[K]):
 
     def _encode_prefix(self, prefix: Any) -> bytes:
         return self._prefix + cast(bytes, cast(Any, self._codec).encode_prefix(prefix))
+
+
+class RowKeys(Generic[K]):
+    """Keys of windows as (key, start, end), in milliseconds."""
+
+    def __init__(self, keys: Codec[K], rows: PrefixedCodec[tuple[Any, ...]]) -> None:
+        self._keys, self._rows = keys, rows
+        self.order_preserving: bool = getattr(keys, "order_preserving", False)
+
+    def encode(self, row: tuple[K, int, int], /) -> bytes:
+        """Encode key and span. Raises ``EncodeError``."""
+        if type(row) is not tuple or len(row) != 3:
+            raise EncodeError(f"the key of a window is (key, start_ms, end_ms), not {row!r:.80}")
+        return self._rows.encode((self._keys.encode(row[0]), *row[1:]))
+
+    def encode_prefix(self, row: tuple[Any, ...], /) -> bytes:
+        """Encode the first elements only: ``(key,)`` has all windows of a key. Raises ``EncodeError``."""
+        if type(row) is not tuple or not 1 <= len(row) <= 3:
+            raise EncodeError(f"a prefix of windows is (key,) or (key, start_ms), not {row!r:.80}")
+        return self._rows.encode_prefix((self._keys.encode(row[0]), *row[1:]))
+
+    def decode(self, data: bytes, /) -> tuple[K, int, int]:
+        """Decode key and span. Raises ``DecodeError``."""
+        key, start_ms, end_ms = self._rows.decode(data)
+        return self._keys.decode(key), start_ms, end_ms

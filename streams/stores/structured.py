@@ -311,6 +311,20 @@ class StructuredBytes(JournalledBytes):
         changes = {key: value for key, value in wanted.items() if entries[key] != value}
         return changes | {TIME_KEY: int_codec.encode(time_ms)}  # killed before it, the next run does the rest
 
+    def part_named(self, name: str) -> tuple[str, StorePart]:
+        """Return a structure by its name, which may be left out (``""``) where there is only one. Raises
+        ``StoreError``."""
+        if not name and len(self._parts) == 1:
+            name = next(iter(self._parts))
+        if (found := self._parts.get(name)) is None:
+            lacks = f"no structure {name!r}" if name else "several structures, so one is to be named"
+            raise StoreError(f"{type(self).__name__} has {lacks}; it has {', '.join(self._parts)}")
+        return name, found
+
+    def is_of(self, key: bytes, name: str) -> bool:
+        """Check that a key in the changelog is of this structure."""
+        return self._part_of(key) is self._parts[name]
+
     def is_own(self, key: bytes) -> bool:
         """Check for an entry of the store itself, which belongs to the partition and to none of its keys."""
         return key.startswith(OWN + b"\x00")
