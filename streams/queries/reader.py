@@ -16,17 +16,19 @@ from streams.protocols import Codec
 from streams.queries.asking import GroupAsker, together
 from streams.records import Delivery, TopicPartition
 from streams.runtime.queries.questions import PAGE, NamedOffset, Question, Reply, encode_bounds
-from streams.runtime.readable import read_from
+from streams.runtime.queries.readable import read_from
 from streams.sak.murmur2 import partition_of
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 from streams.stores.engines import after_prefix
 
 if TYPE_CHECKING:
+    from streams.stores.structured import StructuredBytes
     from streams.stores.table import Table
 
 K = TypeVar("K")
 V = TypeVar("V")
+StoresT = TypeVar("StoresT", bound="StructuredBytes")
 
 AtLeast = Delivery | Mapping[TopicPartition, int]
 
@@ -80,7 +82,7 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
     @overload
     @classmethod
     def of(
-        cls, source: EventSource[Any], *, table: str = "", bootstrap_servers: str = "", **settings: Any
+        cls, source: EventSource[StoresT], *, table: str = "", bootstrap_servers: str = "", **settings: Any
     ) -> StateReader[Any, Any]: ...
 
     @classmethod

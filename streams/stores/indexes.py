@@ -11,7 +11,7 @@ from streams.model.reasons import reason
 from streams.protocols import Codec
 from streams.stores.derived import Ranking, start_of
 from streams.stores.engines import after_prefix
-from streams.stores.parts import Places
+from streams.stores.parts import PlaceSpan
 
 V = TypeVar("V")
 
@@ -111,12 +111,12 @@ class TableIndex(Generic[V]):
         places = self.places(low, high, include_high=include_high)
         return self.order.scan(places.low, places.high, reverse=reverse)
 
-    def places(self, low: Any, high: Any, *, include_high: bool) -> Places:
+    def places(self, low: Any, high: Any, *, include_high: bool) -> PlaceSpan:
         """Return the places of these values."""
         end = None if high is None else self._begin(high)
         if end is not None and include_high:
             end = after_prefix(end)
-        return Places(self.order, None if low is None else self._begin(low), end)
+        return PlaceSpan(self.order, None if low is None else self._begin(low), end)
 
     def _begin(self, value: Any) -> bytes:
         try:

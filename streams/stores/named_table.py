@@ -15,7 +15,7 @@ from streams.stores import table_access
 from streams.stores.derived import Derived, DerivingEngine, Ranking, start_of
 from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_versions, put_back, unframe
 from streams.stores.indexes import Index, TableIndex, shown
-from streams.stores.parts import Places
+from streams.stores.parts import PlaceSpan
 from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
 from streams.stores.table import Table, values_codec
 from streams.stores.table_fields import ABSENT, OnUnreadable, mended_by
@@ -178,7 +178,7 @@ class NamedTable(Table[K, V], Generic[K, V]):
         if self._expiry is not None:
             self._expiry.sweep(time_ms)
 
-    def places(self, index: str, low: Any, high: Any, *, include_high: bool) -> Places:
+    def places(self, index: str, low: Any, high: Any, *, include_high: bool) -> PlaceSpan:
         """Return the places of entries in an index. Raises ``StoreError`` and ``EncodeError``."""
         return self._index(index).places(low, high, include_high=include_high)
 

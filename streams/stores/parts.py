@@ -58,7 +58,7 @@ class StorePart(Protocol):
         """Its codecs for readers outside: keys with the prefix (of windows: key, start, end), and values."""
         ...
 
-    def places(self, index: str, low: Any, high: Any, /, *, include_high: bool) -> Places:
+    def places(self, index: str, low: Any, high: Any, /, *, include_high: bool) -> PlaceSpan:
         """Return the places of entries in an index, from ``low`` up to and without ``high``. Raises ``StoreError``, and
         ``EncodeError`` for bounds of another type."""
         ...
@@ -71,7 +71,7 @@ class StorePart(Protocol):
     def decode_value(self, value: bytes, /) -> Any: ...
 
 
-class Places(NamedTuple):
+class PlaceSpan(NamedTuple):
     """A part of a ranking: sort keys from ``low`` up to and without ``high``; ``None``: no end there."""
 
     ranking: Ranking

@@ -14,7 +14,7 @@ from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import ConfigError, DecodeError, StoreError, TimeJump
 from streams.records import Change, TopicPartition
 from streams.stores.engines import KeyValueEngine
-from streams.stores.framed import OWN
+from streams.stores.framed import OWN, prefix_of
 from streams.stores.journalled import JournalledBytes
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
@@ -385,11 +385,6 @@ class StructuredBytes(JournalledBytes):
         if part is None:
             raise DecodeError(f"the key is of no structure of {type(self).__name__}")
         return part.decode_value(value)
-
-
-def prefix_of(name: str) -> bytes:
-    """Return what the keys of a structure begin with."""
-    return OWN + name.encode() + b"\x00"
 
 
 def mark_of(name: str) -> bytes:

@@ -15,7 +15,7 @@ from streams.stores.derived import DerivingEngine, Ranking, sort_key_of, start_o
 from streams.stores.engines import after_prefix
 from streams.stores.framed import PrefixedCodec, RowKeys
 from streams.stores.named_table import milliseconds
-from streams.stores.parts import Places
+from streams.stores.parts import PlaceSpan
 from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
 from streams.stores.table import Table, values_codec
 from streams.stores.table_fields import OnUnreadable, mended_by
@@ -371,14 +371,14 @@ class Windows(Generic[K, V, E]):
         """Return the codecs of (key, start, end) and of values."""
         return RowKeys(self._keys, self._codec), self._table.codecs[1]
 
-    def places(self, index: str, low: Any, high: Any, *, include_high: bool) -> Places:
+    def places(self, index: str, low: Any, high: Any, *, include_high: bool) -> PlaceSpan:
         """Return the places of windows by their ends: the index ``"end"``. Raises ``StoreError`` and
         ``EncodeError``."""
         self._table._check_open()
         if index != END:
             raise StoreError(f"{self._name!r} are windows, which have the index {END!r} only, not {index!r}")
         begin, end = (None if each is None else start_of(int_codec.encode(each)) for each in (low, high))
-        return Places(self._order, begin, after_prefix(end) if end is not None and include_high else end)
+        return PlaceSpan(self._order, begin, after_prefix(end) if end is not None and include_high else end)
 
     def is_due(self, key: bytes, _: bytes) -> bool:
         """Check for a window that is not kept any longer, and is not deleted yet."""

@@ -33,6 +33,7 @@ from streams.views.topic_reader import reader_of
 if TYPE_CHECKING:  # a view reads without an event source and its engine
     from streams.runtime.reading.followed_topic import FollowedTopic
     from streams.runtime.reading.log_reader import LogReader
+    from streams.stores.structured import StructuredBytes
     from streams.stores.table import Table
 
 K = TypeVar("K")
@@ -127,7 +128,7 @@ class View(ViewReads[K, V], Generic[K, V]):
 
     @overload
     @classmethod
-    def of(cls, source: ViewedSource[Any], *, table: str = "", **settings: Any) -> View[Any, Any]: ...
+    def of(cls, source: ViewedSource[StructuredBytes], *, table: str = "", **settings: Any) -> View[Any, Any]: ...
 
     @classmethod
     def of(cls, source: ViewedSource[Any], *, table: str = "", **settings: Any) -> View[Any, Any]:
@@ -138,7 +139,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         The keys of ``Windows`` are (key, start_ms, end_ms). A single structure needs no name. Raises ``ConfigError``
         for a store that is neither, and for a structure that it has not.
         """
-        from streams.runtime.readable import read_from
+        from streams.runtime.queries.readable import read_from
 
         # With an address of its own it needs none of the source, which may have no other than that of its cluster.
         config = source.config if settings.get("bootstrap_servers") else source.config.resolved()

@@ -1,4 +1,4 @@
-"""What readers in other processes need to know of a source's store: the codecs of one of its tables."""
+"""The codecs of one table of a source, for readers in other processes."""
 
 from __future__ import annotations
 
