@@ -9,7 +9,7 @@ Why the loop looks as it does:
   Functions that are kept in attributes (``route.handler``) are local names too: called as attributes they cost 130
   instructions more on Python 3.11, which takes them for methods.
 * A record of a joined table without update handler has its turn in the slice, too (``HandlerKind.keep``).
-* So has one whose key is parked: it is queued. Its place is known before the slice begins, so the others are not asked:
+* So has one whose key is parked: it is queued. Its place is known before the slice begins, so the others pay nothing:
   a key is parked, or opens, between two slices.
 """
 
