@@ -19,7 +19,7 @@ from streams.kafka.group import broker_answers, refusals
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.join_answers import GroupRequest, JoinStep
 from streams.kafka.group.join_protocol import Halted, JoinProtocol
-from streams.kafka.group.link import Bell, CannotJoinYet, Hooks
+from streams.kafka.group.link import CannotJoinYet, Hooks, Notifier
 from streams.kafka.group.locating import LOCATE_SECONDS
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.client import GROUP, WireClient
@@ -60,7 +60,7 @@ class BrokerProtocol(JoinProtocol):
 
     def __init__(self, hooks: BrokerHooks, client: WireClient, settings: GroupSettings) -> None:
         super().__init__(hooks, client, settings)
-        self._membership, self._bell = hooks, Bell()  # it ends the pause between two heartbeats
+        self._membership, self._bell = hooks, Notifier()  # it ends the pause between two heartbeats
         self._session, self._gives_ids_back = _SESSION_SECONDS, True
         self._topic_id = UUID(int=0)
         self._own = self._reported = frozenset[int]()

@@ -57,8 +57,8 @@ class Hooks(Protocol):
         ...
 
 
-class Bell:
-    """A bell that remembers one ring."""
+class Notifier:
+    """A bell that remembers one ring. On a loop."""
 
     def __init__(self) -> None:
         self._rung = asyncio.Event()

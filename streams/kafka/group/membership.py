@@ -22,7 +22,7 @@ from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.kafka.group import refusals
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.join_protocol import JoinProtocol
-from streams.kafka.group.link import Bell, CannotJoinYet, NoCommonStrategy
+from streams.kafka.group.link import CannotJoinYet, NoCommonStrategy, Notifier
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.client import WireClient
 from streams.model.group import Assignment, Copies, Fatal, GroupEvent, GroupMetadata, Order
@@ -61,7 +61,7 @@ class GroupMembership:
         self._client, self._settings, self._alive, self._now = client, settings, alive, clock
         self._protocol: JoinProtocol | None = None  # until a broker has answered
         self._deliver: Callable[[GroupEvent], None] | None = None
-        self._wake, self._released = Bell(), Bell()
+        self._wake, self._released = Notifier(), Notifier()
         self._state = GroupMember(
             settings.instance,
             session_seconds=settings.session_timeout_ms / 1000,

@@ -7,8 +7,10 @@ import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from streams.errors import LogDamaged
 from streams.kafka import permissions
 from streams.kafka.questions.asking import Questions
+from streams.kafka.reading.record_batches import FetchedBatches
 from streams.kafka.wire.codec import MalformedAnswer, WireBytes
 from streams.kafka.wire.codes import raise_for
 from streams.kafka.wire.connection import LostConnection
@@ -16,9 +18,8 @@ from streams.kafka.wire.schemas.fetch import FetchRequest
 from streams.kafka.wire.topic_questions import EARLIEST, LATEST, only
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # of record batches v2 (Kafka's documentation, "Message Format")
-_COMPRESSION, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20  # in the attributes
+_TRANSACTIONAL, _CONTROL = 0x10, 0x20  # in the attributes
 _INT16: Final = struct.Struct(">h")
-_ATTRIBUTES_AT: Final = 21
 _LEAST_LENGTH: Final = 14  # of a batch behind its offset and its length, in the oldest format
 _MARKER_TYPE: Final = _HEADER.size + 7
 """Bytes of a batch in front of a marker's type: its head, five numbers of one byte each (length, attributes, time,
@@ -78,29 +79,13 @@ def batches(data: bytes) -> Iterator[LogBatch]:
         at = end
 
 
-def values(batch: LogBatch) -> list[bytes]:
-    """Return the values of the records of a batch, without deletions. Raises ``MalformedAnswer``, also for a batch that
-    is compressed: those of the coordinators' log are not."""
-    source, found = WireBytes(batch.content, _ATTRIBUTES_AT), []
-    if source.take(_INT16)[0] & _COMPRESSION:
-        raise MalformedAnswer(f"the batch at offset {batch.base} is compressed")
-    source.at = _HEADER.size
-    for _ in range(batch.records):
-        size = _signed(source)
-        end = source.at + size
-        source.skip(1)  # attributes
-        source.unsigned()  # time
-        source.unsigned()  # offset
-        source.skip(max(_signed(source), 0))
-        if (length := _signed(source)) >= 0:
-            found.append(source.cut(length))
-        source.skip(end - source.at)  # headers
-    return found
-
-
-def _signed(source: WireBytes) -> int:
-    number = source.unsigned()
-    return (number >> 1) ^ -(number & 1)
+def values(batch: LogBatch, topic: str, partition: int) -> list[bytes]:
+    """Return the values of the records of a batch of this partition, without deletions. Raises ``MalformedAnswer``."""
+    try:
+        records = FetchedBatches(topic, partition, batch.base, batch.content, None).take(batch.records)
+    except LogDamaged as error:
+        raise MalformedAnswer(str(error)) from error
+    return [record.value for record in records if record.value is not None]
 
 
 class RawLogs(Questions):
