@@ -77,26 +77,24 @@ class HangingTransactions(OpenTransactions, RawLogs):
         """
 
         async def work() -> HangingEnd:
-            await self._connected(deadline)
             found = await self._find(topic, [partition], deadline)
             txn = _only(topic, partition, start_offset, found)
             return await self._proved(txn, min_age_seconds, deadline)
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     def end(self, ended: HangingEnd, deadline: float) -> None:
         """Write the marker. Repeating it does no harm, nor does another process that does the same: a marker without
         an open transaction changes nothing. Needs the right to act as the cluster (``ClusterAction``)."""
 
         async def work() -> None:
-            await self._connected(deadline)
             step = f"ending a transaction in {ended.txn.topic}[{ended.txn.partition}]"
             found = await self._find(ended.txn.topic, [ended.txn.partition], deadline)
             # Looked at again: an operator may have thought for long, and a marker ends whatever is open.
             if any(txn.identity == ended.txn.identity and txn.is_hanging for txn in found):
                 await self._until(deadline, step, lambda limit: self._write_marker(ended, limit), _MARKERS)
 
-        self._client.call(work, deadline)
+        self._run(deadline, work)
 
     # ------------------------------------------------------------------ the client's loop
 
