@@ -164,6 +164,7 @@ _KEY: Final = {"key": "The key, as text or JSON.", "key64": "The key's bytes, in
 _KEYS: Final = {"topic": "The view's topic.", **_KEY}
 _STATE_KEYS: Final = {
     **_KEY,
+    "table": "The structure, where the source has several.",
     "partition": "The partition, where records have another key.",
     "confirm": "true: the owner confirms by a commit.",
     "max_staleness": "Seconds: a copy may answer that lacks nothing older.",
