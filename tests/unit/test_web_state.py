@@ -173,7 +173,7 @@ def test_no_answer_claims_more_than_it_proves(
             "partition=x", "partition=-1", "partition=999999999999", "confirm=maybe", "max_staleness=0",
             "max_staleness=nan", "partition=null", "max_staleness=NULL",
         )],
-        ("key=a&partiton=3", None, 400, "there is no parameter 'partiton'; there are: key, key64, partition, "),
+        ("key=a&partiton=3", None, 400, "there is no parameter 'partiton'; there are: key, key64, table, "),
         ("key=a&partition=4", None, 400, "partition 4: there are 0 to 3"),
         ("", None, 400, "give key or key64"),
         ("key64=*", None, 400, "the key is no base64"),
