@@ -245,7 +245,7 @@ def test_a_thread_that_fails_is_fatal(beats: bool) -> None:
 
     async def join() -> None:
         protocol = member._protocol = member._new_protocol()
-        protocol._beats = member._client.spawn(asyncio.sleep(60.0)) if beats else None
+        protocol._beats = member._client.spawn(asyncio.get_running_loop().create_future()) if beats else None
 
     def fail() -> None:
         raise SystemExit("an error")
