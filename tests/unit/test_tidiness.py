@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)  # they wait for nothing, and read every file: on a busy machine that takes minutes
+pytestmark = pytest.mark.timeout(600)  # they wait for nothing, and read every file: on a busy machine in minutes
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 450
