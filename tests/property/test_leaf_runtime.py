@@ -245,7 +245,10 @@ def ran(
         return Change(b"row", record.value, origin=record.offset) if number else None
 
     kinds = {b"row": SimpleNamespace(keep=keep), b"list": SimpleNamespace(keep=None), b"ahead": None}
-    others = {name: SimpleNamespace(plain=False, wire_version=None, kind=kind) for name, kind in kinds.items()}
+    others = {
+        name: SimpleNamespace(plain=False, wire_version=None, kind=kind, is_plain_once=False)
+        for name, kind in kinds.items()
+    }
     host = SimpleNamespace(
         router=SimpleNamespace(routes={b"leaf_sum": route, **others}, tracer=None),
         message_limit=100,
