@@ -68,8 +68,8 @@ def run(
     new: dict[bytes, Change] = {}  # the ids of the slice
     passed: list[IncomingRecord] = []  # duplicates
     missing: list[IncomingRecord] = []  # without an id
-    id_value = b""
-    room = 0
+    id_value, room = b"", 0
+    digest: bytes | None = None
     outputs: list[Output] = []
     journal: list[Change] = []
     sent = written = 0  # so many of them are of events that are complete
