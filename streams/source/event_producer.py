@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 import msgspec
 
 from streams.errors import ConfigError, RecordRefused
-from streams.events import to_record
+from streams.events import needy_codecs, to_record
 from streams.model.partitioners import PARTITIONERS, PartitionerName
 from streams.model.tracing import Tracer, stamped
 from streams.records import Delivery, Output, Record, as_bytes
@@ -156,6 +156,10 @@ class EventProducer:
     def _queue(self) -> SendQueue:
         from streams.kafka.writing.sending import SendQueue
 
+        if needy := needy_codecs():  # on this thread: nothing waits for the registry later
+            from streams.formats.schema_codecs import prepare
+
+            prepare(needy)
         return SendQueue(self._settings, self._limit, self._delivery_seconds)
 
     def _transactions(self) -> Transactions:
