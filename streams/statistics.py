@@ -259,4 +259,4 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     hot_path: str = ""
     """How the hot path runs: ``compiled``, or ``plain Python`` and why, as ``kes --version`` says it."""
     registry_waiting: tuple[int, ...] = ()
-    """Partitions that wait for a schema of the registry (``streams.formats.Registry``)."""
+    """Partitions that wait for a schema of the registry (``streams.formats.SchemaRegistry``)."""

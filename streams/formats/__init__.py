@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from streams.formats.cloudevents import CloudEvent, CloudEvents
     from streams.formats.json_schema import JsonSchemaCodec
     from streams.formats.protobuf import ProtobufCodec
-    from streams.formats.registry import Registry
+    from streams.formats.registry import SchemaRegistry
     from streams.formats.rules import ByField, ByFunction, ByHeader, Deleted, Only, TypeRule
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "JsonSchemaCodec",
     "Only",
     "ProtobufCodec",
-    "Registry",
+    "SchemaRegistry",
     "TypeRule",
 ]
 
@@ -41,7 +41,7 @@ if not TYPE_CHECKING:
             "cloudevents": "CloudEvent CloudEvents",
             "json_schema": "JsonSchemaCodec",
             "protobuf": "ProtobufCodec",
-            "registry": "Registry",
+            "registry": "SchemaRegistry",
             "rules": "ByField ByFunction ByHeader Deleted Only TypeRule",
         },
     )

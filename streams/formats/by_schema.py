@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from streams.errors import ConfigError, DecodeError
-from streams.formats.registry import HEADER, Registry
+from streams.formats.registry import HEADER, SchemaRegistry
 from streams.formats.registry_http import Schema
 from streams.formats.rules import Deleted, Found, TypeRule
 from streams.formats.schema_codecs import unknown_key
@@ -32,7 +32,7 @@ class BySchema(TypeRule):
 
     def __init__(
         self,
-        registry: Registry,
+        registry: SchemaRegistry,
         *,
         subjects: Iterable[str] = (),
         missing: ErrorPolicy | None = None,
@@ -40,8 +40,8 @@ class BySchema(TypeRule):
     ) -> None:
         super().__init__("BySchema(registry)", nulls, missing)
         given: Any = registry
-        if not isinstance(given, Registry) or isinstance(subjects, str):
-            raise ConfigError("BySchema takes a Registry, and subjects= names of subjects")
+        if not isinstance(given, SchemaRegistry) or isinstance(subjects, str):
+            raise ConfigError("BySchema takes a SchemaRegistry, and subjects= names of subjects")
         self.registry, self.subjects = registry, tuple(subjects)
 
     def prepare(self) -> None:

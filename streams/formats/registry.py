@@ -21,7 +21,14 @@ from uuid import UUID
 import msgspec
 
 from streams.errors import ConfigError, DecodeError, RegistryUnavailable
-from streams.formats.registry_http import Address, HttpRegistry, NotInRegistry, RegistryClient, Schema, SchemaRefused
+from streams.formats.registry_http import (
+    HttpRegistry,
+    NotInRegistry,
+    RegistryAddress,
+    RegistryClient,
+    Schema,
+    SchemaRefused,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +45,7 @@ _GUID_SIZE: Final = 17
 
 
 class _Process:
-    """What a process knows of one registry, whichever objects ask: the workers of Spark import the classes with theirs,
+    """Knowledge of a process about one registry, whichever objects use it: the workers of Spark import the classes with theirs,
     and get what the driver has fetched."""
 
     def __init__(self) -> None:
@@ -52,8 +59,8 @@ class _Process:
 _processes: Final[dict[str, _Process]] = {}
 
 
-class Registry:
-    """A schema registry with Confluent's API: ``Registry("http://registry:8081")``; for Apicurio with
+class SchemaRegistry:
+    """A schema registry with Confluent's API: ``SchemaRegistry("http://registry:8081")``; for Apicurio with
     ``/apis/ccompat/v7`` behind it. Made without asking it anything. Any thread.
 
     ``url`` and ``auth``: else from ``KES_REGISTRY_URL`` and ``KES_REGISTRY_AUTH`` (``user:password``, or a token),
@@ -75,18 +82,18 @@ class Registry:
         client: RegistryClient | None = None,
     ) -> None:
         if wire not in _SIZES:
-            raise ConfigError(f"wire of Registry is {wire!r}; it must be one of {', '.join(_SIZES)}")
+            raise ConfigError(f"wire of SchemaRegistry is {wire!r}; it must be one of {', '.join(_SIZES)}")
         if not 0 <= unavailable_seconds < 1e9:
-            raise ConfigError(f"unavailable_seconds of Registry is {unavailable_seconds!r}; it must be 0 or more")
+            raise ConfigError(f"unavailable_seconds of SchemaRegistry is {unavailable_seconds!r}; it must be 0 or more")
         self._url, self._auth, self._ca, self._client = url, auth, ca, client
         self._id_size, self._wire, self._folder = _SIZES[wire], wire, folder
         self.unavailable_seconds = unavailable_seconds
-        self._address = None if not url else Address.of(url, auth)
+        self._address = None if not url else RegistryAddress.of(url, auth)
         self._found: _Process | None = None
         self._own = _Process() if client is not None and not url else None  # of a test: nothing to share
 
     def __repr__(self) -> str:
-        return f"Registry({self.url!r})"
+        return f"SchemaRegistry({self.url!r})"
 
     def __reduce__(self) -> Any:
         """Pickle the address and what is known, no credentials: another process asks nothing."""
@@ -101,8 +108,8 @@ class Registry:
                 return "a client of its own"
             url = os.environ.get(URL_VARIABLE, "")
             if not url:
-                raise ConfigError(f"no schema registry is named: Registry(url), or {URL_VARIABLE}")
-            self._address = Address.of(url, self._auth)
+                raise ConfigError(f"no schema registry is named: SchemaRegistry(url), or {URL_VARIABLE}")
+            self._address = RegistryAddress.of(url, self._auth)
         return self._address.url
 
     @property
@@ -272,7 +279,7 @@ class Registry:
                     schema = msgspec.json.decode(rest[0], type=Schema)
                     process.written.setdefault((text, schema), msgspec.json.decode(rest[1], type=int))
             except (OSError, ValueError, IndexError, msgspec.DecodeError) as error:
-                _log.warning("%s is damaged, and asked for again: %s", path, error)
+                _log.warning("%s is damaged, and fetched again: %s", path, error)
 
 
 def shown(key: bytes) -> str:
@@ -280,7 +287,9 @@ def shown(key: bytes) -> str:
     return str(UUID(bytes=key[1:])) if key[:1] == b"\1" else str(int.from_bytes(key[1:], "big"))
 
 
-def until_there(call: Callable[[], None], registry: Registry, sleep: Callable[[float], None] = time.sleep) -> None:
+def until_there(
+    call: Callable[[], None], registry: SchemaRegistry, sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Make a call that needs the registry until it answers. Blocks. Raises ``RegistryUnavailable`` after
     ``unavailable_seconds``."""
     began, warned = time.monotonic(), False
@@ -308,9 +317,9 @@ def _meaning(schema: Schema) -> Any:
         return schema.kind, "".join(schema.text.split())
 
 
-def _shipped(url: str, wire: Wire, pid: int, known: dict[bytes, Schema], written: dict[Any, int]) -> Registry:
+def _shipped(url: str, wire: Wire, pid: int, known: dict[bytes, Schema], written: dict[Any, int]) -> SchemaRegistry:
     own = None if "://" in url else _Offline()
-    registry = Registry("" if own else url, wire=wire, client=own)
+    registry = SchemaRegistry("" if own else url, wire=wire, client=own)
     process = registry._process
     process.known |= known
     process.written |= written

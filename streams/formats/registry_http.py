@@ -71,14 +71,14 @@ class RegistryClient(Protocol):
         ...
 
 
-class Address(NamedTuple):
-    """Where a registry is, without credentials, and those that stood in it."""
+class RegistryAddress(NamedTuple):
+    """Address of a registry, without credentials, and those that stood in it."""
 
     url: str
     auth: tuple[str, str] | str | None
 
     @classmethod
-    def of(cls, url: str, auth: tuple[str, str] | str | None) -> Address:
+    def of(cls, url: str, auth: tuple[str, str] | str | None) -> RegistryAddress:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -96,7 +96,7 @@ class HttpRegistry:
     """``RegistryClient`` over HTTP. Any thread, each call with a connection of its own: ids are kept, so calls are
     few."""
 
-    def __init__(self, address: Address, ca: str | Path | None = None) -> None:
+    def __init__(self, address: RegistryAddress, ca: str | Path | None = None) -> None:
         self._url, self._ca = address.url, ca
         parts = urlsplit(address.url)
         self._is_tls, self._path, self._host, self._port = (
@@ -135,8 +135,8 @@ class HttpRegistry:
             answer = self._ask("POST", path, _posted(schema))
         except NotInRegistry:
             return ""  # the first of its subject
-        told = "; ".join(map(str, answer.get("messages") or ()))
-        return "" if answer.get("is_compatible") is True else told[:2_000] or "the registry does not say why"
+        text = "; ".join(map(str, answer.get("messages") or ()))
+        return "" if answer.get("is_compatible") is True else text[:2_000] or "the registry does not say why"
 
     def _complete(self, answer: Any) -> Schema:
         texts = dict[tuple[str, int], str]()
@@ -163,8 +163,8 @@ class HttpRegistry:
         try:
             status, content, location = self._answer(method, path, body)
         except (OSError, http.client.HTTPException, TimeoutError) as error:
-            told = error.strerror or str(error) if isinstance(error, OSError) else type(error).__name__
-            raise RegistryUnavailable(f"the schema registry {self._url} does not answer: {told[:200]}") from None
+            text = error.strerror or str(error) if isinstance(error, OSError) else type(error).__name__
+            raise RegistryUnavailable(f"the schema registry {self._url} does not answer: {text[:200]}") from None
         if status == 200 and len(content) > 2 * MOST_BYTES:
             raise SchemaRefused(f"it has more than {MOST_BYTES} bytes")
         if status in (401, 403):
@@ -173,14 +173,14 @@ class HttpRegistry:
             answer = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             answer = None
-        told = str(answer.get("message", ""))[:500] if isinstance(answer, dict) else ""
+        text = str(answer.get("message", ""))[:500] if isinstance(answer, dict) else ""
         if status in (404, 409) and answer is not None:  # without a body it is another server, or a proxy
-            raise NotInRegistry(told or f"{what} {status}")
+            raise NotInRegistry(text or f"{what} {status}")
         if status in (400, 422):
-            raise ConfigError(f"{what} {status}: {told}")
+            raise ConfigError(f"{what} {status}: {text}")
         if status != 200 or not isinstance(answer, dict | list):
             where = "" if location is None else f", to {urlsplit(location).hostname}: redirects are not followed"
-            raise RegistryUnavailable(f"{what} {status}{where}{': ' + told if told else ''}")
+            raise RegistryUnavailable(f"{what} {status}{where}{': ' + text if text else ''}")
         return answer
 
     def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes, str | None]:

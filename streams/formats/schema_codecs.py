@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from streams.errors import ConfigError, DecodeError, EncodeError
-from streams.formats.registry import Registry, shown, until_there
+from streams.formats.registry import SchemaRegistry, shown, until_there
 from streams.formats.registry_http import Schema
 from streams.model.reasons import cause, reason
 from streams.protocols import Codec
@@ -35,7 +35,7 @@ class SchemaCodec:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: SchemaRegistry,
         *,
         subject: str | tuple[str, ...] = (),
         schema: str | Path | None = None,
@@ -43,8 +43,8 @@ class SchemaCodec:
     ) -> None:
         what = type(self).__name__
         given: object = registry
-        if not isinstance(given, Registry):
-            raise ConfigError(f"{what} takes a Registry, not {registry!r}")
+        if not isinstance(given, SchemaRegistry):
+            raise ConfigError(f"{what} takes a SchemaRegistry, not {registry!r}")
         self.registry = registry
         self.subjects = (subject,) if isinstance(subject, str) else tuple(subject)
         named: tuple[object, ...] = self.subjects
@@ -136,8 +136,8 @@ class SchemaCodec:
             raise
         except Exception as error:
             own = f", read by {shown(self.prefix[: len(key)])}" if self.prefix else ""
-            told = str(error) if isinstance(error, DecodeError) else reason(error)
-            raise DecodeError(f"{self.title}, written by the schema {shown(key)}{own}: {told}") from cause(error)
+            text = str(error) if isinstance(error, DecodeError) else reason(error)
+            raise DecodeError(f"{self.title}, written by the schema {shown(key)}{own}: {text}") from cause(error)
 
     def _ready(self, key: bytes) -> None:
         self.prefix = key
@@ -168,7 +168,8 @@ def prepare(needy: Iterable[Any]) -> None:
         until_there(each.prepare, each.registry)
 
 
-def unknown_key(registry: Registry, value: bytes | None) -> bytes | None:
+def unknown_key(registry: SchemaRegistry, value: bytes | None) -> bytes | None:
+    """Return the id of a value whose schema is to be fetched first."""
     try:
         key = registry.key_of(value or b"")
     except DecodeError:

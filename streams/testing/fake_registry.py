@@ -7,8 +7,8 @@ from streams.formats.registry_http import NotInRegistry, Schema
 
 
 class FakeRegistry:
-    """``RegistryClient`` that keeps schemas in memory, and takes any for compatible. ``calls``: what it was asked, in
-    order; ``error``: what each call raises instead of an answer. ``hidden``: ids that it does not tell yet."""
+    """``RegistryClient`` that keeps schemas in memory, and takes any for compatible. ``calls``: the requests so far;
+    ``error``: what each call raises instead of an answer. ``hidden``: ids that it does not show yet."""
 
     is_local = True
 

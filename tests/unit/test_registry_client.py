@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streams.errors import ConfigError, DecodeError, RegistryUnavailable
-from streams.formats import Registry, registry, registry_http
+from streams.formats import SchemaRegistry, registry, registry_http
 from streams.formats.registry_http import MOST_BYTES, NotInRegistry, Schema
 from tests.unit.scripted_registry import Server, scripted
 
@@ -58,7 +58,7 @@ def elsewhere(request: Any) -> None:
 
 
 REFUSALS: Any = {
-    "401": (lambda _: (401, {}), ConfigError, "answered GET /schemas/ids/7 with 401: give Registry"),
+    "401": (lambda _: (401, {}), ConfigError, "answered GET /schemas/ids/7 with 401: give SchemaRegistry"),
     "403": (lambda _: (403, b"no"), ConfigError, "with 403"),
     "422": (lambda _: (422, {"message": "Invalid schema"}), ConfigError, "with 422: Invalid schema"),
     "500": (lambda _: (500, {"message": "no leader"}), RegistryUnavailable, "with 500: no leader"),
@@ -80,7 +80,7 @@ def test_what_is_no_answer(server: Server, name: str) -> None:
     server._server.slowly = threading.Event()  # type: ignore[attr-defined]
     server.answer, error, text = REFUSALS[name]
     with pytest.raises(error, match=text) as raised:
-        Registry(server.url, auth=("me", "hidden")).fetch(KEY)
+        SchemaRegistry(server.url, auth=("me", "hidden")).fetch(KEY)
     server._server.slowly.set()  # type: ignore[attr-defined]
     assert "hidden" not in str(raised.value)
     assert "secret" not in str(raised.value)
@@ -91,24 +91,24 @@ def test_nothing_listens() -> None:
     with scripted() as gone:
         pass
     with pytest.raises(RegistryUnavailable, match="Connection refused"):
-        Registry(gone.url).fetch(KEY)
+        SchemaRegistry(gone.url).fetch(KEY)
 
 
 def test_404_and_then_the_schema(server: Server) -> None:
-    known = Registry(server.url)
+    known = SchemaRegistry(server.url)
     assert "is not in the registry" in str(known.fetch(KEY))
     assert known.is_missing(KEY)
     server.answer = lambda _: (200, {"schema": TEXT})
     assert known.fetch(KEY) is None
     assert known.find(KEY) == Schema("AVRO", TEXT)
     asked = len(server.requests)
-    assert Registry(server.url).find(KEY) == Schema("AVRO", TEXT)
+    assert SchemaRegistry(server.url).find(KEY) == Schema("AVRO", TEXT)
     assert len(server.requests) == asked, "ids are kept, by the address"
 
 
 def test_the_largest_schema_and_one_beyond(server: Server) -> None:
     server.answer = lambda _: (200, {"schema": "x" * MOST_BYTES})
-    known = Registry(server.url)
+    known = SchemaRegistry(server.url)
     assert known.fetch(KEY) is None
     for size in (MOST_BYTES + 1, 3 * MOST_BYTES):
         server.answer = lambda _, size=size: (200, {"schema": "x" * size})
@@ -126,7 +126,7 @@ def test_references_and_a_circle_of_them(server: Server) -> None:
 
     ends: dict[str, str] = {}
     server.answer = answer
-    known = Registry(server.url)
+    known = SchemaRegistry(server.url)
     known.fetch(KEY)
     assert known.find(KEY).references == ("/subjects/c/versions/1", "/subjects/b/versions/1")
     ends["c"] = "b"
@@ -140,8 +140,8 @@ def test_references_and_a_circle_of_them(server: Server) -> None:
 
 def test_the_largest_id_and_ids_of_eight_bytes(server: Server) -> None:
     server.answer = lambda _: (200, {"schema": TEXT})
-    Registry(server.url).fetch(b"\0\xff\xff\xff\xff")
-    long = Registry(server.url, wire="apicurio8")
+    SchemaRegistry(server.url).fetch(b"\0\xff\xff\xff\xff")
+    long = SchemaRegistry(server.url, wire="apicurio8")
     assert long.key_of(b"\0" * 7 + b"\1\2value") == b"\0" * 7 + b"\1\2"
     long.fetch(b"\0" * 7 + b"\1\2")
     guid = bytes(range(16))
@@ -153,12 +153,12 @@ def test_the_largest_id_and_ids_of_eight_bytes(server: Server) -> None:
 def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answer = lambda _: (200, {"schema": TEXT})
     host = server.url.removeprefix("http://")
-    known = Registry(f"http://me:p%40ss@{host}/")
+    known = SchemaRegistry(f"http://me:p%40ss@{host}/")
     known.fetch(KEY)
-    Registry(server.url + "/a", auth="token").fetch(KEY)
+    SchemaRegistry(server.url + "/a", auth="token").fetch(KEY)
     monkeypatch.setenv("KES_REGISTRY_URL", server.url + "/b")
     monkeypatch.setenv("KES_REGISTRY_AUTH", "me:from outside")
-    outside = Registry()
+    outside = SchemaRegistry()
     outside.fetch(KEY)
     assert [headers["Authorization"] for headers in server.headers] == [
         "Basic bWU6cEBzcw==", "Bearer token", "Basic bWU6ZnJvbSBvdXRzaWRl"]  # fmt: skip
@@ -172,32 +172,32 @@ def test_credentials_are_sent_and_never_shown(server: Server, monkeypatch: pytes
 def test_an_address_that_is_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KES_REGISTRY_URL", raising=False)
     with pytest.raises(ConfigError):
-        _ = Registry(url).url
-    assert Registry("https://[::1]:8081/apis/").url == "https://[::1]:8081/apis"
+        _ = SchemaRegistry(url).url
+    assert SchemaRegistry("https://[::1]:8081/apis/").url == "https://[::1]:8081/apis"
 
 
 def test_a_folder_is_enough_for_a_start(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server.answer = lambda request: (200, {"id": 7, "schema": TEXT})
-    first = Registry(server.url, folder=tmp_path)
+    first = SchemaRegistry(server.url, folder=tmp_path)
     first.fetch(KEY)
     assert first.look_up(["a-value"], Schema("AVRO", TEXT), "A") == 7
     registry._processes.clear()
     server.answer = lambda request: (500, {})
-    again = Registry(server.url, folder=tmp_path)
+    again = SchemaRegistry(server.url, folder=tmp_path)
     assert again.find(KEY) == Schema("AVRO", TEXT)
     assert again.look_up(["a-value"], Schema("AVRO", TEXT), "A") == 7
     registry._processes.clear()
     [file] = tmp_path.glob("registry-*/id-*.json")
     file.write_bytes(file.read_bytes().replace(b"record", b"recorx"))
     with caplog.at_level(logging.WARNING):
-        assert Registry(server.url, folder=tmp_path).is_missing(KEY)
+        assert SchemaRegistry(server.url, folder=tmp_path).is_missing(KEY)
     assert "another SHA-256" in caplog.text
-    assert Registry(server.url + "/other", folder=tmp_path).is_missing(KEY), "by the address of the registry"
+    assert SchemaRegistry(server.url + "/other", folder=tmp_path).is_missing(KEY), "by the address of the registry"
 
 
 def test_a_schema_that_changes_under_its_id_is_refused(server: Server) -> None:
     server.answer = lambda _: (200, {"schema": TEXT})
-    known = Registry(server.url)
+    known = SchemaRegistry(server.url)
     known.fetch(KEY)
     server.answer = lambda _: (200, {"schema": json.dumps(json.loads(TEXT), indent=4)})
     known.fetch(KEY)
@@ -210,11 +210,11 @@ def test_a_schema_that_changes_under_its_id_is_refused(server: Server) -> None:
 def test_ids_that_differ_by_subject_are_refused(server: Server) -> None:
     server.answer = lambda request: (200, {"id": len(request.path), "schema": TEXT})
     with pytest.raises(ConfigError, match="written with one id, and its subjects"):
-        Registry(server.url).look_up(["a", "bb"], Schema("AVRO", TEXT), "A")
+        SchemaRegistry(server.url).look_up(["a", "bb"], Schema("AVRO", TEXT), "A")
 
 
 def test_registering_and_an_incompatible_schema(server: Server) -> None:
-    client = Registry(server.url).client
+    client = SchemaRegistry(server.url).client
     server.answer = lambda _: (409, {"error_code": 409, "message": "Schema being registered is incompatible"})
     with pytest.raises(NotInRegistry, match="incompatible"):
         client.register("a/b", Schema("JSON", "{}"))
@@ -225,14 +225,14 @@ def test_registering_and_an_incompatible_schema(server: Server) -> None:
 
 def test_another_process_asks_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answer = lambda _: (200, {"schema": TEXT})
-    known = Registry(server.url)
+    known = SchemaRegistry(server.url)
     known.fetch(KEY)
     sent = pickle.dumps(known)
     registry._processes.clear()
     monkeypatch.setattr(registry.os, "getpid", lambda: -1)
     there, asked = pickle.loads(sent), len(server.requests)
     assert there.find(KEY) == Schema("AVRO", TEXT)
-    for each in (there, Registry(server.url)):  # of the classes that it imports, too
+    for each in (there, SchemaRegistry(server.url)):  # of the classes that it imports, too
         with pytest.raises(DecodeError, match="was not sent with the job"):
             each.find(b"\0\0\0\0\x09")
     assert len(server.requests) == asked

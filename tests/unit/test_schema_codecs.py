@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from streams.codecs import JsonCodec
 from streams.errors import ConfigError, DecodeError, EncodeError, RegistryUnavailable
-from streams.formats import BySchema, JsonSchemaCodec, ProtobufCodec, Registry
+from streams.formats import BySchema, JsonSchemaCodec, ProtobufCodec, SchemaRegistry
 from streams.formats.protobuf import _from_text, indexes
 from streams.formats.registry_http import Schema
 from streams.records import IncomingRecord
@@ -77,7 +77,7 @@ message Placed {
 
 
 def bound(codec: type[Any], cls: type, fake: FakeRegistry, name: str, **options: Any) -> Any:
-    made = codec(Registry(client=fake), subject="s", **options).for_event(cls, name, 1)
+    made = codec(SchemaRegistry(client=fake), subject="s", **options).for_event(cls, name, 1)
     fake.register("s", made.schema)
     made.prepare()
     return made
@@ -106,7 +106,7 @@ def test_json_in_both_directions(cls: Any, value: Any) -> None:
 
 def test_json_is_read_without_its_schema_and_by_another_codec_without_an_id() -> None:
     fake = FakeRegistry()
-    codec = JsonSchemaCodec(Registry(client=fake), bare=JsonCodec(Order)).for_event(Order, "shop.Order", 1)
+    codec = JsonSchemaCodec(SchemaRegistry(client=fake), bare=JsonCodec(Order)).for_event(Order, "shop.Order", 1)
     fake.error = RegistryUnavailable("away")
     assert codec.unknown(b"\0\0\0\0\7{}") is None
     assert codec.decode(b'\0\0\0\0\7{"id":"x"}') == codec.decode(b'{"id":"x"}') == Order("x")
@@ -115,7 +115,7 @@ def test_json_is_read_without_its_schema_and_by_another_codec_without_an_id() ->
         with pytest.raises(DecodeError):
             codec.decode(wrong)
     with pytest.raises(ConfigError, match="takes a class with fields"):
-        JsonSchemaCodec(Registry(client=fake)).for_event(bytes, "b", 1)
+        JsonSchemaCodec(SchemaRegistry(client=fake)).for_event(bytes, "b", 1)
 
 
 @pytest.mark.parametrize("schema", [None, SHOP], ids=["derived", "text"])
@@ -169,7 +169,7 @@ def test_mutations_are_a_decode_error_or_a_value() -> None:
 
 
 def test_what_a_protobuf_codec_does_not_take() -> None:
-    registry = Registry(client=FakeRegistry())
+    registry = SchemaRegistry(client=FakeRegistry())
     for cls, version in ((Order, 1), (PLACED, 2)):
         with pytest.raises(ConfigError, match="takes the class of a message, of version 1"):
             ProtobufCodec(registry).for_event(cls, "x", version)
@@ -187,7 +187,7 @@ def test_texts_that_are_no_file(text: str) -> None:
 def test_servers_that_return_the_descriptor() -> None:
     fake = FakeRegistry()
     number = fake.register("s", Schema("PROTOBUF", base64.b64encode(file().SerializeToString()).decode()))
-    rule = BySchema(Registry(client=fake))
+    rule = BySchema(SchemaRegistry(client=fake))
     value = bytes([0, 0, 0, 0, number, 4, 2, 2])
     assert rule.typed(IncomingRecord("t", 0, 0, None, value, None)).record_type == "shop.Placed.Line"
     assert indexes(b"\4\2\2rest") == ((1, 1), 3)
@@ -203,7 +203,7 @@ def test_what_names_no_type() -> None:
         ("AVRO", json.dumps({"name": 1})),
     ):
         number = fake.register("s", Schema(kind, text))
-        record = BySchema(Registry(client=fake)).typed(
+        record = BySchema(SchemaRegistry(client=fake)).typed(
             IncomingRecord("t", 0, 0, None, bytes([0, 0, 0, 0, number, 1]), None)
         )
         assert record.is_refused, text  # type: ignore[attr-defined]

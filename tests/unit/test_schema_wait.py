@@ -10,23 +10,25 @@ import pytest
 from streams import SKIP, EventSource, EventSourceConfig, Record, event_type
 from streams.errors import ConfigError, EncodeError, RegistryUnavailable
 from streams.events import event_type_of
-from streams.formats import AvroCodec, BySchema, Only, Registry
+from streams.formats import AvroCodec, BySchema, Only, SchemaRegistry
 from streams.formats.registry_http import Schema
 from streams.testing import TestDriver
 from streams.testing.fake_registry import FakeRegistry
 
 FAKE = FakeRegistry()
-REGISTRY = Registry(client=FAKE, unavailable_seconds=60)
+REGISTRY = SchemaRegistry(client=FAKE, unavailable_seconds=60)
 
 
-@event_type("wait.Added", codec=AvroCodec(REGISTRY))
-class Added(msgspec.Struct, frozen=True):
+@event_type("wait.Counted", codec=AvroCodec(REGISTRY))
+class Counted(msgspec.Struct, frozen=True):
     number: int
     note: str = ""
 
 
-WRITTEN = Schema("AVRO", event_type_of(Added).codec.schema.text)
-OLDER = Schema("AVRO", '{"type":"record","name":"Added","namespace":"wait","fields":[{"name":"number","type":"int"}]}')
+WRITTEN = Schema("AVRO", event_type_of(Counted).codec.schema.text)
+OLDER = Schema(
+    "AVRO", '{"type":"record","name":"Counted","namespace":"wait","fields":[{"name":"number","type":"int"}]}'
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +49,13 @@ def source(types: Any, **settings: Any) -> tuple[EventSource[Any], list[tuple[in
     seen: list[tuple[int, int]] = []
 
     @made.on
-    def added(ctx: Any, event: Added) -> None:
+    def added(ctx: Any, event: Counted) -> None:
         seen.append((ctx.input.partition, event.number))
 
     return made, seen
 
 
-@pytest.mark.parametrize("rule", [BySchema(REGISTRY), Only(Added)], ids=str)
+@pytest.mark.parametrize("rule", [BySchema(REGISTRY), Only(Counted)], ids=str)
 def test_a_partition_waits_for_a_schema_and_the_others_go_on(rule: Any, registry: FakeRegistry) -> None:
     made, seen = source(rule)
     registry.hidden = {2}
@@ -108,7 +110,7 @@ def test_away_for_too_long_stops_by_name_and_before_it_waits(registry: FakeRegis
 def test_refused_credentials_stop_the_source(registry: FakeRegistry) -> None:
     made, _ = source(BySchema(REGISTRY))
     with TestDriver(made) as driver:
-        registry.error = ConfigError("http://r answered with 401: give Registry(auth=...)")
+        registry.error = ConfigError("http://r answered with 401: give SchemaRegistry(auth=...)")
         with pytest.raises(ConfigError, match="401"):
             driver.send_record(Record("in", value(1, 1), partition=0))
 
@@ -129,11 +131,11 @@ def test_a_partition_that_waits_moves_and_nothing_is_lost(registry: FakeRegistry
 
 def test_a_start_refuses_a_schema_that_is_not_registered(registry: FakeRegistry) -> None:
     registry.calls.clear()
-    codec = AvroCodec(REGISTRY, subject="elsewhere").for_event(Added, "wait.Added", 1)
+    codec = AvroCodec(REGISTRY, subject="elsewhere").for_event(Counted, "wait.Counted", 1)
     with pytest.raises(ConfigError, match=r"not registered under 'elsewhere'.*kes schema register"):
         codec.prepare()
     assert not any(call.startswith("register") for call in registry.calls)
     with pytest.raises(EncodeError, match="has not been looked up"):
-        codec.encode(Added(1))
+        codec.encode(Counted(1))
     with pytest.raises(EncodeError, match=r"AvroCodec\(subject=\.\.\.\)"):
-        event_type_of(Added).codec.encode(Added(1))
+        event_type_of(Counted).codec.encode(Counted(1))

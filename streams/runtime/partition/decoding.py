@@ -18,7 +18,7 @@ from streams.runtime.partition.splitting import split_event
 
 
 class UnknownSchema(NamedTuple):
-    """The id of a schema that is to be fetched before a record is read (``formats.Registry``)."""
+    """The id of a schema that is to be fetched before a record is read (``formats.SchemaRegistry``)."""
 
     registry: Any
     key: bytes

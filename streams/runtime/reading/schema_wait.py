@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 ASK_SECONDS: Final = 0.1
 """Seconds between two questions: values of a producer of noise, each with another id, must not take a registry down."""
 REPLICA_SECONDS: Final = 10.0
-"""An id that the registry does not have is asked for again for so long: a replica of it may be behind."""
+"""Seconds in which requests for an id that the registry does not have are repeated: a replica of it may be behind."""
 AGAIN_SECONDS: Final = 1.0
 """Seconds to the next question about an id that the registry does not have, and after none was answered."""
 
 
-class Member(Protocol):
-    """The member whose inputs these are (``runtime.member.Member``)."""
+class InputsOwner(Protocol):
+    """The member whose inputs these are (``runtime.member.InputsOwner``)."""
 
     @property
     def router(self) -> Router: ...
@@ -50,7 +50,7 @@ class Member(Protocol):
 class SchemaWaits:
     """The waits of the inputs of one member, for those that need a registry. On the loop."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: InputsOwner) -> None:
         self._member, self._waits = member, list[SchemaWait]()
 
     def before(self, number: int, port: Input, deliver: Callable[[Polled], None]) -> Callable[[Polled], None]:
@@ -72,7 +72,7 @@ class SchemaWaits:
 
 
 class _Held:
-    """What waits of a partition, under the epoch in which it was read."""
+    """Records of a partition that wait, under the epoch in which they were read."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -84,14 +84,14 @@ class SchemaWait:
     """The way of one input's records through a registry. On the loop."""
 
     def __init__(
-        self, member: Member, number: int, port: Input, unknown: Unknown, deliver: Callable[[Polled], None]
+        self, member: InputsOwner, number: int, port: Input, unknown: Unknown, deliver: Callable[[Polled], None]
     ) -> None:
         self._member, self._number, self._port = member, number, port
         self._unknown, self._deliver, self._now = unknown, deliver, member.now
         self._thread: Blocking | None = None
         self._held: dict[int, _Held] = {}
         self._first_asked: dict[bytes, float] = {}
-        self._due: dict[bytes, float] = {}  # when an id is asked for again
+        self._due: dict[bytes, float] = {}  # when an id is fetched again
         self._away_since: float | None = None
         self._news = Signal()
 
@@ -159,7 +159,7 @@ class SchemaWait:
             await anyio.sleep(AGAIN_SECONDS)
             return
         self._away_since, now = None, self._now()
-        # A registry's replica may be behind: what it does not have is asked for again before it is refused.
+        # A registry's replica may be behind: an id that it does not have is fetched again before it is refused.
         if missing is not None and now - self._first_asked.setdefault(key, now) < REPLICA_SECONDS:
             self._due[key] = now + AGAIN_SECONDS
             return
