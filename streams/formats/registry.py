@@ -45,8 +45,8 @@ _GUID_SIZE: Final = 17
 
 
 class _Process:
-    """Knowledge of a process about one registry, whichever objects use it: the workers of Spark import the classes with theirs,
-    and get what the driver has fetched."""
+    """Knowledge of a process about one registry, whichever objects use it: the workers of Spark import the classes
+    with theirs, and get what the driver has fetched."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, Schema] = {}

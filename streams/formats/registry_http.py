@@ -168,7 +168,7 @@ class HttpRegistry:
         if status == 200 and len(content) > 2 * MOST_BYTES:
             raise SchemaRefused(f"it has more than {MOST_BYTES} bytes")
         if status in (401, 403):
-            raise ConfigError(f"{what} {status}: give Registry(auth=...) what may read these schemas")
+            raise ConfigError(f"{what} {status}: give SchemaRegistry(auth=...) what may read these schemas")
         try:
             answer = msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
