@@ -93,12 +93,18 @@ class GroupLag(NamedTuple):
         """Check whether no member reads this partition."""
         return self.known is not None and entry.partition >= self.known
 
+    @property
+    def seconds(self) -> float | None:
+        """The age of the oldest record that is not handled, in all partitions where it is known."""
+        return max((entry.seconds for entry in self.partitions if entry.seconds is not None), default=None)
+
     def facts(self) -> dict[str, Any]:
         """The answer as data; ``committed`` is ``None`` where the group has no offset."""
         found = {
             "group": self.group,
             "topic": self.topic,
             "lag": sum(entry.lag for entry in self.partitions),
+            "seconds": self.seconds,
             "partitions": [msgspec.structs.asdict(entry) for entry in self.partitions],
             "unread_partitions": [entry.partition for entry in self.partitions if self.is_unread(entry)],
             "parked": [msgspec.structs.asdict(each) for each in parked_in(self.live or {})],
@@ -113,6 +119,8 @@ class GroupLag(NamedTuple):
         words = [f"{sum(entry.lag for entry in self.partitions):,} behind"]
         if all(entry.committed is None for entry in self.partitions):
             return f"{words[0]}, nothing committed yet"
+        if self.seconds:
+            words.append(f"the oldest for {duration(self.seconds)}")
         if self.speed is not None and self.speed.committed is not None and self.speed.arriving is not None:
             words += [f"{self.speed.committed:,.0f}/s committed", f"{self.speed.arriving:,.0f}/s arriving"]
             if self.speed.seconds_left is None:
@@ -139,11 +147,16 @@ class GroupLag(NamedTuple):
         for name in ("committed", "stable", "end", "lag"):
             total = sum(getattr(entry, name) or 0 for entry in self.partitions)
             grid.add_column(name, footer=f"{total:,}", justify="right", overflow="fold")
+        ages = [] if self.seconds is None else [duration(self.seconds)]  # else nothing is known, in no row
+        for age in ages:
+            grid.add_column("age", footer=age, justify="right", overflow="fold")
         for entry in self.partitions:
             committed = "-" if entry.committed is None else f"{entry.committed:,}"
             style = "red" if self.is_unread(entry) else "" if entry.committed is not None else "yellow"
             name = f"{entry.partition} (no member reads it)" if self.is_unread(entry) else str(entry.partition)
-            grid.add_row(name, committed, f"{entry.stable:,}", f"{entry.end:,}", f"{entry.lag:,}", style=style)
+            figures = [committed, f"{entry.stable:,}", f"{entry.end:,}", f"{entry.lag:,}"]
+            age = "-" if entry.seconds is None else duration(entry.seconds)
+            grid.add_row(name, *figures, *(age for _ in ages), style=style)
         return grid
 
 
@@ -162,7 +175,7 @@ def lag(
     timeout: Timeout = 10.0,
     json: JsonLines = False,
 ) -> None:
-    """Show the lag of each partition: committed offset, end of the log and distance.
+    """Show the lag of each partition: committed offset, end of the log, distance, and the age of the oldest record.
 
     `lag` is end - committed, as other tools count it, but 0 where only transaction markers are left (up to 16 trailing
     offsets are read to find out, if permitted). `stable` is the last stable offset, the limit of read_committed
@@ -190,7 +203,9 @@ def lag(
             else:
                 committed = admin.committed(group, config.offsets_topic if config else topic, timeout)
                 lags = standing(committed, source_admin.watermarks(topic, None, timeout))
-            found = GroupLag(group, topic, known, source_admin.tails.without_markers(topic, lags))
+            tails = source_admin.tails
+            lags = tails.with_ages(topic, tails.without_markers(topic, lags), time.time() * 1000)
+            found = GroupLag(group, topic, known, lags)
             if live_group is None or config is None or topic != config.topic:
                 return found
             _, live, problems = live_group.read(min(timeout, LIVE_SECONDS))

@@ -20,6 +20,7 @@ from streams.cli.state_past import AsOf
 from streams.cli.state_queries import (
     AskOwner,
     AtLeast,
+    ByIndex,
     Confirm,
     MaxStaleness,
     OwnerOptions,
@@ -27,7 +28,7 @@ from streams.cli.state_queries import (
     scan_of_owners,
 )
 from streams.cli.state_repair import repair
-from streams.cli.state_sources import decoded, decoded_entry, opened
+from streams.cli.state_sources import TableName, decoded, decoded_entry, opened, shown_by
 from streams.cli.state_writing import forget, import_, migrate, set_time
 from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.core.parking import is_parked
@@ -94,6 +95,7 @@ def state() -> None:
 def list_partitions(
     source: SourceName,
     partition: _Partition = None,
+    table: TableName = "",
     folder: _Folder = "",
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -104,6 +106,8 @@ def list_partitions(
     Exit codes: 0 shown; 1 no changelog, no such folder, or no broker answers; 2 wrong usage.
     """
     found = named_source(source)
+    store = make_store(found.program().store_factory, TopicPartition(found.config.topic, 0))
+    takes = shown_by(store, table)[1]
     rows: dict[int, _Partitions] = {}
 
     def receive(number: int, records: list[IncomingRecord]) -> None:
@@ -112,7 +116,7 @@ def list_partitions(
             row.receive(record)
 
     with opened(found, bootstrap_servers, timeout, partition, folder) as (numbers, read):
-        rows.update({number: _Partitions() for number in numbers})
+        rows.update({number: _Partitions(takes) for number in numbers})
         read(receive)
     data = [row.facts(number) for number, row in rows.items()]
     emit({"changelog": found.config.changelog, "partitions": data}, json, lambda: _partition_table(data))
@@ -123,6 +127,7 @@ def get(
     source: SourceName,
     key: Annotated[str, typer.Argument(help="Key, as shown by `scan`: o1, 17, or JSON.")],
     partition: _Partition = None,
+    table: TableName = "",
     folder: _Folder = "",
     as_of: AsOf = "",
     raw: Annotated[bool, typer.Option("--raw", help="Write only the stored bytes of the value.")] = False,
@@ -138,7 +143,7 @@ def get(
 
     Exit codes: 0 shown; 1 no such key, no changelog, no such folder, or no broker or owner answers; 2 wrong usage.
     """
-    if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm), folder or as_of):
+    if _asks(options := OwnerOptions(ask_owner, at_least, max_staleness, confirm, table), folder or as_of):
         if raw:
             raise typer.BadParameter("--raw and --ask-owner exclude each other: an owner answers with values")
         rows, absence = get_of_owner(named_source(source), bootstrap_servers, key, partition, options, timeout)
@@ -148,7 +153,7 @@ def get(
             raise typer.Exit(1)
         return
     found = _entries(
-        named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name == key, as_of
+        named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name == key, as_of, table
     )
     if raw:
         if len(found) != 1:
@@ -178,6 +183,8 @@ def scan(
     source: SourceName,
     prefix: Annotated[str, typer.Option("--prefix", help="Only keys with this prefix.")] = "",
     partition: _Partition = None,
+    table: TableName = "",
+    by: ByIndex = "",
     folder: _Folder = "",
     as_of: AsOf = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")] = 100,
@@ -191,7 +198,7 @@ def scan(
 
     Exit codes: 0 shown; 1 no changelog, no such folder, or no broker or owner answers; 2 wrong usage.
     """
-    if _asks(options := OwnerOptions(ask_owner, None, max_staleness, False), folder or as_of):
+    if _asks(options := OwnerOptions(ask_owner, None, max_staleness, False, table, by), folder or as_of):
         if partition:
             raise typer.BadParameter("--partition and --ask-owner exclude each other here: all owners answer")
         rows = scan_of_owners(named_source(source), bootstrap_servers, prefix, options, limit, timeout)
@@ -200,7 +207,14 @@ def scan(
             complain(f"{limit:,} keys are shown, and there are more: raise --limit, or use --prefix")
         return
     found = _entries(
-        named_source(source), bootstrap_servers, timeout, partition, folder, lambda name: name.startswith(prefix), as_of
+        named_source(source),
+        bootstrap_servers,
+        timeout,
+        partition,
+        folder,
+        lambda name: name.startswith(prefix),
+        as_of,
+        table,
     )
     shown = found[:limit]
     emit({"keys": len(found), "entries": [_facts(entry) for entry in shown]}, json, lambda: _entry_table(shown))
@@ -240,9 +254,10 @@ for command in (history, export, diff, verify, snapshot, restore, migrate, forge
 
 
 class _Partitions:
-    """Sums of the changelog of one partition."""
+    """Sums of the changelog of one partition. ``takes``: checks for the keys that count."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes: Callable[[bytes], bool]) -> None:
+        self._takes = takes
         self._sizes: dict[bytes, int] = {}
         self._timers: set[bytes] = set()
         self._records = 0
@@ -256,7 +271,7 @@ class _Partitions:
         key = record.key
         if key is None:
             return
-        if not key.startswith(RESERVED_KEY_PREFIX):
+        if self._takes(key):
             self._changed_at_ms = record.timestamp_ms
             if record.value is None:
                 self._sizes.pop(key, None)
@@ -300,13 +315,15 @@ def _entries(
     folder: str,
     takes: Callable[[str], bool],
     as_of: str = "",
+    table: str = "",
 ) -> list[_Entry]:
     """The entries whose keys are taken, in order. ``as_of``: as they were at this place."""
     store = make_store(source.program().store_factory, TopicPartition(source.config.topic, 0))
+    part, is_shown = shown_by(store, table)
     last: dict[tuple[int, bytes], IncomingRecord] = {}
 
     def about(key: bytes) -> bool:
-        return not key.startswith(RESERVED_KEY_PREFIX) and takes(one_line(decoded(store, "decode_key", key)[0]))
+        return is_shown(key) and takes(one_line(decoded(part, "decode_key", key)[0]))
 
     def receive(number: int, records: list[IncomingRecord]) -> None:
         for record in records:
@@ -321,7 +338,7 @@ def _entries(
     try:
         with opened(source, servers, timeout, wanted, folder, as_of, about) as (_, read):
             read(receive)
-        found = [_entry(record, store) for record in last.values()]
+        found = [_entry(record, part) for record in last.values()]
     finally:
         store.revoked()
     return sorted(found, key=lambda entry: (entry.partition, entry.name))

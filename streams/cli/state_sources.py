@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
@@ -345,6 +345,27 @@ def _on(
 
     reader.read(topic, spans, receive, stalled_after_seconds=timeout, cancelled=lambda: False)
     return found
+
+
+TableName = Annotated[
+    str, typer.Option("--table", metavar="NAME", help="Only this structure of a Stores; keys without its name.")
+]
+
+
+def shown_by(store: Any, table: str) -> tuple[Any, Callable[[bytes], bool]]:
+    """Return what decodes the entries that are shown, all of a store or one structure of it, and a check for the keys
+    of its entries. Raises ``BadParameter``."""
+    if not table:
+        return store, lambda key: not key.startswith(RESERVED_KEY_PREFIX)
+    if not isinstance(store, Stores):
+        raise typer.BadParameter(
+            f"--table: the store is no Stores but {type(store).__name__}, which has one table only"
+        )
+    try:
+        part = store.part_named(table)[1]
+    except StoreError as error:
+        raise typer.BadParameter(f"--table: {error}") from None
+    return part, lambda key: store.is_of(key, table)
 
 
 def decoded(store: Any, method: str, data: bytes) -> tuple[Any, str]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, Timeout, await_listener, checked_partition_offset, named_source
 from streams.cli.console import as_json, complain, emit, plain_table
 from streams.cli.failures import discard
-from streams.cli.state_sources import decoded, decoded_entry
+from streams.cli.state_sources import TableName, decoded, decoded_entry, shown_by
 from streams.codecs import BytesCodec
 from streams.looks.addresses import brokers, client_settings_of
 from streams.looks.records import one_line, plain_bytes, plain_text, shortened
@@ -44,6 +44,7 @@ class _Shown(NamedTuple):
     view: BlockingView[bytes, bytes]
     key: Callable[[bytes], tuple[Any, str]]
     value: Callable[[bytes, bytes], tuple[Any, str]]
+    shows: Callable[[bytes], bool] = lambda key: True
 
     def name(self, key: bytes) -> str:
         """Return a key as it is typed."""
@@ -52,7 +53,11 @@ class _Shown(NamedTuple):
     def rows(self, takes: Callable[[str], bool]) -> list[dict[str, Any]]:
         """Return the entries whose keys are taken, of one moment, in order."""
         with self.view.snapshot() as frozen:
-            found = [(number, key, value) for number, key, value in frozen.rows() if takes(self.name(key))]
+            found = [
+                (number, key, value)
+                for number, key, value in frozen.rows()
+                if self.shows(key) and takes(self.name(key))
+            ]
         rows = []
         for number, key, value in found:
             (shown_key, wrong_key), (shown_value, wrong_value) = self.key(key), self.value(key, value)
@@ -70,6 +75,7 @@ def view() -> None:
 def get(
     target: _Target,
     key: Annotated[str, typer.Argument(help="Key, as shown by `scan`: o1, 17, or JSON.")],
+    table: TableName = "",
     at_least: _AtLeast = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -79,7 +85,7 @@ def get(
 
     Exit codes: 0 shown; 1 no such key or topic, a topic that is not compacted, or no broker answers; 2 wrong usage.
     """
-    with _opened(target, at_least, bootstrap_servers, timeout) as shown:
+    with _opened(target, table, at_least, bootstrap_servers, timeout) as shown:
         rows = shown.rows(lambda name: name == key)
     emit(
         {"key": key, "entries": rows},
@@ -99,6 +105,7 @@ def scan(
     target: _Target,
     prefix: _Prefix = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of entries.")] = 100,
+    table: TableName = "",
     at_least: _AtLeast = None,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -108,7 +115,7 @@ def scan(
 
     Exit codes: 0 shown; 1 no such topic, a topic that is not compacted, or no broker answers; 2 wrong usage.
     """
-    with _opened(target, at_least, bootstrap_servers, timeout) as shown:
+    with _opened(target, table, at_least, bootstrap_servers, timeout) as shown:
         rows, positions = shown.rows(lambda name: name.startswith(prefix)), shown.view.positions
     emit({"keys": len(rows), "positions": positions, "entries": rows[:limit]}, json, lambda: _table(rows[:limit]))
     if len(rows) > limit and not json:
@@ -119,6 +126,7 @@ def scan(
 def watch(
     target: _Target,
     prefix: _Prefix = "",
+    table: TableName = "",
     initial: Annotated[bool, typer.Option("--initial", help="Start with all present entries.")] = False,
     bootstrap_servers: Servers = "",
     timeout: Timeout = 30.0,
@@ -132,9 +140,9 @@ def watch(
     2 wrong usage.
     """
     try:
-        with _opened(target, None, bootstrap_servers, timeout) as shown:
+        with _opened(target, table, None, bootstrap_servers, timeout) as shown:
             for change in shown.view.changes(initial=initial):
-                if shown.name(change.key).startswith(prefix):
+                if shown.shows(change.key) and shown.name(change.key).startswith(prefix):
                     sys.stdout.write(_change(shown, change.partition, change.key, change.old, change.new, json))
                     sys.stdout.flush()
     except KeyboardInterrupt:
@@ -144,10 +152,12 @@ def watch(
 
 
 @contextmanager
-def _opened(target: str, at_least: list[str] | None, servers: str, timeout: float) -> Iterator[_Shown]:
+def _opened(target: str, table: str, at_least: list[str] | None, servers: str, timeout: float) -> Iterator[_Shown]:
     """Follow the topic until the end of the block, from when everything is here that was committed at its start."""
     positions = [checked_partition_offset(text) for text in at_least or ()]
     source = named_source(target) if ":" in target else None
+    if source is None and table:
+        raise typer.BadParameter("--table needs an event source: a topic has one table")
     config = None if source is None else source.config
     addresses = brokers(servers, config)
     await_listener(addresses, timeout)
@@ -165,6 +175,7 @@ def _opened(target: str, at_least: list[str] | None, servers: str, timeout: floa
     )
     store = None if source is None else make_store(source.program().store_factory, TopicPartition(topic, 0))
     try:
+        part, shows = shown_by(store, table)
         with raw as following:
             following.ready(timeout)
             for position in positions:
@@ -174,8 +185,9 @@ def _opened(target: str, at_least: list[str] | None, servers: str, timeout: floa
             else:
                 yield _Shown(
                     following,
-                    lambda key: decoded(store, "decode_key", key),
-                    lambda key, value: decoded_entry(store, key, value),
+                    lambda key: decoded(part, "decode_key", key),
+                    lambda key, value: decoded_entry(part, key, value),
+                    shows,
                 )
     finally:
         if store is not None:

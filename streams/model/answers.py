@@ -20,7 +20,8 @@ class Answer(msgspec.Struct, Generic[T], frozen=True):
     later query, also together with those of other partitions. ``as_of``: everything that was committed before this
     moment (seconds since the epoch, by the clock of the caller) is in it. ``served_by``: the instance that answered.
     ``parked``: events of the key wait in its queue (``PARK``): the position has passed them, and what they would change
-    is not in the answer. It is ``False`` for a query that names a partition and no key.
+    is not in the answer. It is ``False`` for a query that names a partition and no key. ``due``: the entry of a
+    ``Stores`` has expired by the partition's time, and is not deleted yet; of ``StateReader.get`` only.
     """
 
     value: T
@@ -29,3 +30,4 @@ class Answer(msgspec.Struct, Generic[T], frozen=True):
     as_of: float
     served_by: str
     parked: bool = False
+    due: bool = False

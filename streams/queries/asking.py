@@ -198,7 +198,9 @@ class GroupAsker(Generic[Q, R]):
         refusal = msgspec.json.decode(content, type=Refusal)
         kinds = {"Busy": _Busy, "NotCaughtUp": NotCaughtUp, "ConfigError": ConfigError, "StoreError": StoreError}
         kinds |= dict.fromkeys(("NotOwned", "MembershipLost", "Stopped"), NotOwned)
-        raise kinds.get(refusal.error, StreamsError)(f"{server.instance}: {refusal.message}")
+        older = "unknown field" in refusal.message  # of a question, which says more than that release knows
+        advice = "; the release of this member is older than the reader's: update members first" * older
+        raise kinds.get(refusal.error, StreamsError)(f"{server.instance}: {refusal.message}{advice}")
 
 
 async def together(asked: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -14,25 +15,31 @@ from streams.model.answers import Answer
 from streams.protocols import Codec
 from streams.queries.asking import GroupAsker, together
 from streams.records import Delivery, TopicPartition
-from streams.runtime.ownership.replicas import make_store
-from streams.runtime.queries.questions import NamedOffset, Question, Reply
+from streams.runtime.queries.questions import PAGE, NamedOffset, Question, Reply, encode_bounds
+from streams.runtime.queries.readable import read_from
 from streams.sak.murmur2 import partition_of
 from streams.settings.config import EventSourceConfig
 from streams.source.event_source import EventSource
 from streams.stores.engines import after_prefix
-from streams.stores.table import Table
+
+if TYPE_CHECKING:
+    from streams.stores.structured import StructuredBytes
+    from streams.stores.table import Table
 
 K = TypeVar("K")
 V = TypeVar("V")
+StoresT = TypeVar("StoresT", bound="StructuredBytes")
 
 AtLeast = Delivery | Mapping[TopicPartition, int]
 
 
 class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
-    """Reads the ``Table`` of a running source, from any process::
+    """Reads the ``Table`` of a running source, or a structure of its ``Stores``, from any process::
 
         async with StateReader(config, key=str, value=Account) as accounts:
             answer = await accounts.get("ada")
+        async with StateReader.of(source, table="orders") as orders:
+            async for key, order in orders.by("customer", "ada"): ...
 
     It finds the owner of a key by the group, and the owner's address by its status note (``kes run --queries``), over
     moves and restarts: a member that does not own it says so, and the search goes on until ``timeout_seconds`` are
@@ -63,28 +70,40 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         self._keys: Codec[K] = codec_for(key) if key_codec is None else key_codec
         self._values: Codec[V] = codec_for(value) if value_codec is None else value_codec
         self._routed_by = routed_by
+        self._table = ""
+        self._row_key: Callable[[bytes], Any] | None = None
+
+    @overload
+    @classmethod
+    def of(
+        cls, source: EventSource[Table[K, V]], *, bootstrap_servers: str = "", **settings: Any
+    ) -> StateReader[K, V]: ...
+
+    @overload
+    @classmethod
+    def of(
+        cls, source: EventSource[StoresT], *, table: str = "", bootstrap_servers: str = "", **settings: Any
+    ) -> StateReader[Any, Any]: ...
 
     @classmethod
-    def of(cls, source: EventSource[Table[K, V]], *, bootstrap_servers: str = "", **settings: Any) -> StateReader[K, V]:
-        """Make a reader of the state of an event source, with the codecs of its ``Table`` and its ``routed_by``.
-        ``bootstrap_servers``: in place of those of the source. ``settings`` are those of this class. Raises
-        ``ConfigError``, also for a source whose store is no ``Table``."""
+    def of(
+        cls, source: EventSource[Any], *, table: str = "", bootstrap_servers: str = "", **settings: Any
+    ) -> StateReader[Any, Any]:
+        """Make a reader of the state of an event source, with the codecs of its store and its ``routed_by``.
+
+        ``table``: the structure of a ``Stores``, which a single one does not need. The keys of ``Windows`` are
+        (key, start_ms, end_ms), and ``routed_by`` gets the first of them. ``bootstrap_servers``: in place of those of
+        the source. ``settings`` are those of this class. Raises ``ConfigError``, also for a store that is neither
+        ``Table`` nor ``Stores``, and for a structure that it has not."""
         config = source.config
         if bootstrap_servers:
             config = msgspec.structs.replace(config, bootstrap_servers=bootstrap_servers)
-        store: Any = make_store(source.program().store_factory, TopicPartition(config.topic, 0))
-        try:
-            if not isinstance(store, Table):
-                raise ConfigError(
-                    f"the store of {config.group_id} is {type(store).__name__}, and only a Table answers other "
-                    "processes: use EventSource.query in its own"
-                )
-            keys, values = store.codecs
-        finally:
-            store.revoked()
+        found = read_from(source.program().store_factory, config, table)
         any_: Any = object
-        common: dict[str, Any] = {"key_codec": keys, "value_codec": values, "routed_by": source.routed_by}
-        return cls(config, key=any_, value=any_, **common | settings)
+        common: dict[str, Any] = {"key_codec": found.keys, "value_codec": found.values, "routed_by": source.routed_by}
+        made = cls(config, key=any_, value=any_, **common | settings)
+        made._table, made._row_key = found.name, found.row_key
+        return made
 
     @property
     def codecs(self) -> tuple[Codec[K], Codec[V]]:
@@ -108,10 +127,9 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         as of ``EventSource.query``. ``max_staleness``: a copy may answer, too, if it has everything that was committed
         so many seconds before the call. ``partition``: by the key if it is not given."""
         encoded, number = self._encoded(key), self.partition_of(key) if partition is None else partition
-        question = Question(
-            group=self.config.group_id,
-            kind="get",
-            partition=number,
+        question = self._question(
+            "get",
+            number,
             key=encoded,
             at_least=_named(at_least, number),
             confirm=confirm,
@@ -122,7 +140,8 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         value = None if reply.value is None else self._values.decode(reply.value)
         positions = {TopicPartition(topic, placed): offset for topic, placed, offset in reply.positions}
         # The question came after it was put: what was there so long before it came, was there so long before this.
-        return Answer(value, reply.partition, positions, put_at - reply.age_seconds, reply.served_by, reply.parked)
+        as_of = put_at - reply.age_seconds
+        return Answer(value, reply.partition, positions, as_of, reply.served_by, reply.parked, reply.due)
 
     async def get_everywhere(
         self,
@@ -142,10 +161,8 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
 
     async def len(self, *, max_staleness: float | None = None, timeout_seconds: float = 10.0) -> int:
         """Count the keys of all partitions, each at a moment of its own."""
-        questions = [
-            Question(group=self.config.group_id, kind="len", partition=number, max_staleness=max_staleness)
-            for number in range(self.config.num_partitions)
-        ]
+        numbers = range(self.config.num_partitions)
+        questions = [self._question("len", number, max_staleness=max_staleness) for number in numbers]
         replies = await together(self._ask(question, timeout_seconds) for question in questions)
         return sum(reply.count for reply, _ in replies)
 
@@ -154,26 +171,71 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         low: K | None = None,
         high: K | None = None,
         *,
+        reverse: bool = False,
         max_staleness: float | None = None,
         timeout_seconds: float = 10.0,
-    ) -> AsyncIterator[tuple[K, V]]:
-        """Iterate over the keys from ``low`` up to and without ``high`` of an ordered table, in order, all partitions.
-        Rows come in pages, each read in several turns: it is no snapshot. ``timeout_seconds``: for each page."""
-        low_bytes = None if low is None else self._encoded(low)
-        high_bytes = None if high is None else self._encoded(high)
-        async for row in self._merged(low_bytes, high_bytes, max_staleness, timeout_seconds):
+    ) -> AsyncGenerator[tuple[K, V], None]:
+        """Iterate over the keys from ``low`` up to and without ``high`` of an ordered table, in order, all partitions;
+        from the high end if ``reverse``. Rows come in pages, each read in several turns: it is no snapshot.
+        ``timeout_seconds``: for each page."""
+        ends = (None if each is None else self._encoded(each) for each in (low, high))
+        wanted = dict(zip(("low", "high"), ends, strict=True), reverse=reverse, max_staleness=max_staleness)
+        async for row in self._merged(wanted, timeout_seconds):
             yield row
 
     async def prefix(
-        self, prefix: K | tuple[Any, ...], *, max_staleness: float | None = None, timeout_seconds: float = 10.0
-    ) -> AsyncIterator[tuple[K, V]]:
-        """Iterate over the keys that start with ``prefix``, as ``range``."""
+        self,
+        prefix: K | tuple[Any, ...],
+        *,
+        reverse: bool = False,
+        max_staleness: float | None = None,
+        timeout_seconds: float = 10.0,
+    ) -> AsyncGenerator[tuple[K, V], None]:
+        """Iterate over the keys that start with ``prefix``, as ``range``. ``(key,)``: the windows of a key."""
         encode = getattr(self._keys, "encode_prefix", None)
         if encode is None:
             raise StoreError(f"keys of {type(self._keys).__name__} have no prefixes; use range(low, high)")
         low: bytes = encode(prefix)
-        async for row in self._merged(low, after_prefix(low), max_staleness, timeout_seconds):
+        wanted = {"low": low, "high": after_prefix(low), "reverse": reverse, "max_staleness": max_staleness}
+        async for row in self._merged(wanted, timeout_seconds):
             yield row
+
+    def by(self, index: str, value: Any, **more: Any) -> AsyncGenerator[tuple[K, V], None]:
+        """Iterate over the entries for which an index of the structure has ``value``, by their keys. ``more``: as of
+        ``by_range``."""
+        if value is None:
+            raise ConfigError(f"the index {index!r} has no entries of None")
+        return self.by_range(index, value, value, include_high=True, **more)
+
+    async def by_range(
+        self,
+        index: str,
+        low: Any = None,
+        high: Any = None,
+        *,
+        include_high: bool = False,
+        reverse: bool = False,
+        max_staleness: float | None = None,
+        timeout_seconds: float = 10.0,
+        page: int = PAGE,
+    ) -> AsyncGenerator[tuple[K, V], None]:
+        """Iterate over the entries in the order of what an index has, from ``low`` up to and without ``high``, all
+        partitions, otherwise as ``range``. ``Windows`` have the index ``"end"`` (ms), a ``Heap`` has ``"priority"``.
+        An entry that moves in the index meanwhile may come twice, or not at all. ``page``: rows of one question."""
+        bounds = encode_bounds(low, high, include_high)
+        wanted = {"index": index, "bounds": bounds, "reverse": reverse, "max_staleness": max_staleness, "limit": page}
+        async for row in self._merged(wanted, timeout_seconds):
+            yield row
+
+    async def min(self, **more: Any) -> tuple[K, V] | None:
+        """Return the lowest entry of a ``Heap``, of all partitions, ``None`` if it is empty. ``more``: as of
+        ``by_range``."""
+        async with aclosing(self.by_range("priority", page=1, **more)) as rows:
+            return await anext(rows, None)
+
+    async def max(self, **more: Any) -> tuple[K, V] | None:
+        """Return the highest entry of a ``Heap``, as ``min``."""
+        return await self.min(reverse=True, **more)
 
     @property
     def is_routed(self) -> bool:
@@ -190,8 +252,9 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
 
     def _routed(self, key: K) -> bytes:
         """Return the key of the records."""
+        row: Any = key if self._row_key is None else self._row_key(self._encoded(key))  # of a window, without its span
         try:
-            routed: object = key if self._routed_by is None else self._routed_by(key)
+            routed: object = row if self._routed_by is None else self._routed_by(row)
         except Exception as error:  # of the user's function
             raise ConfigError(f"routed_by makes no key of records of {key!r}: {error!r}") from error
         if isinstance(routed, str):
@@ -205,7 +268,9 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
     def _record_key(self, key: K, encoded: bytes) -> bytes | None:
         """Return the key of the records where it is known, and another one than that of the table. Members of older
         releases refuse a question that names it."""
-        if self._routed_by is None:
+        # Without ``routed_by`` the key counts as that of the records: of a structure's, what handlers call so.
+        is_same = self._row_key is None or not isinstance(self._row_key(encoded), str | bytes)
+        if self._routed_by is None and is_same:
             return None
         routed = self._routed(key)
         return None if routed == encoded else routed
@@ -215,28 +280,41 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
             raise ConfigError("a query needs a key, and this is None")
         return self._keys.encode(key)
 
-    async def _merged(
-        self, low: bytes | None, high: bytes | None, max_staleness: float | None, timeout_seconds: float
-    ) -> AsyncIterator[tuple[K, V]]:
-        def question(number: int, after: bytes | None) -> Question:
-            common: dict[str, Any] = {"group": self.config.group_id, "kind": "range", "partition": number}
-            return Question(**common, low=low, high=high, after=after, max_staleness=max_staleness)
+    def _question(self, kind: str, partition: int, **fields: Any) -> Question:
+        return Question(group=self.config.group_id, kind=kind, table=self._table, partition=partition, **fields)
+
+    async def _merged(self, wanted: dict[str, Any], timeout_seconds: float) -> AsyncIterator[tuple[K, V]]:
+        """Merge the rows of all partitions by their places. ``wanted``: fields of the questions."""
+
+        def place(number: int, at: int) -> tuple[bytes, int, int]:
+            page = pages[number]
+            found = page.places[at] if wanted.get("index") else page.rows[at][0], number, at
+            return _Backwards(found) if wanted["reverse"] else found
 
         numbers = range(self.config.num_partitions)
-        asked = (self._ask(question(number, None), timeout_seconds) for number in numbers)
+        asked = (self._ask(self._question("range", number, **wanted), timeout_seconds) for number in numbers)
         pages = {number: reply for number, (reply, _) in enumerate(await together(asked))}
-        heap = [(page.rows[0][0], number, 0) for number, page in pages.items() if page.rows]
+        heap = [place(number, 0) for number, page in pages.items() if page.rows]
         heapq.heapify(heap)
         while heap:
-            key, number, place = heapq.heappop(heap)
+            after, number, at = heapq.heappop(heap)
             page = pages[number]
-            yield self._keys.decode(key), self._values.decode(page.rows[place][1])
-            place += 1
-            if place == len(page.rows) and page.more:
-                pages[number], _ = await self._ask(question(number, key), timeout_seconds)
-                page, place = pages[number], 0
-            if place < len(page.rows):
-                heapq.heappush(heap, (page.rows[place][0], number, place))
+            key, value = page.rows[at]
+            yield self._keys.decode(key), self._values.decode(value)
+            at += 1
+            if at == len(page.rows) and page.more:
+                question = self._question("range", number, **wanted, after=after)
+                pages[number], _ = await self._ask(question, timeout_seconds)
+                page, at = pages[number], 0
+            if at < len(page.rows):
+                heapq.heappush(heap, place(number, at))
+
+
+class _Backwards(tuple[bytes, int, int]):
+    """A place that sorts in front of lower ones."""
+
+    __slots__ = ()
+    __lt__ = tuple.__gt__
 
 
 def _named(at_least: AtLeast | None, partition: int) -> tuple[NamedOffset, ...]:

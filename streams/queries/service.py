@@ -209,13 +209,15 @@ class _Service:
         engine, local = self._run.present(), self._run.queries()
         at_least = {TopicPartition(topic, partition): offset for topic, partition, offset in question.at_least}
         rows: list[tuple[bytes, bytes]] = []
+        places: list[bytes] = []
         first: Answer[Any] | None = None
         age, read_at = float("-inf"), 0.0
         came_at = engine.environment.elapsed_seconds()
         while True:
             wanted = question
             if rows:
-                wanted = msgspec.structs.replace(question, after=rows[-1][0], limit=question.limit - len(rows))
+                after = places[-1] if places else rows[-1][0]
+                wanted = msgspec.structs.replace(question, after=after, limit=question.limit - len(rows))
             answer = await local.query(
                 question.partition,
                 partial(read_of, wanted),
@@ -239,12 +241,12 @@ class _Service:
                 "parked": answer.parked,
             }
             if not isinstance(answer.value, TurnRows):
-                is_count = question.kind == "len"
-                return Reply(**common, **({"count": answer.value} if is_count else {"value": answer.value}))
+                return Reply(**common, **answer.value)
             rows += answer.value.rows
-            size = sum(len(key) + len(value) for key, value in rows)
+            places += answer.value.places
+            size = sum(len(key) + len(value) for key, value in rows) + sum(map(len, places))
             if not answer.value.more or len(rows) >= question.limit or size > MOST_BYTES_IN:
-                return Reply(**common, rows=tuple(rows), more=answer.value.more)
+                return Reply(**common, rows=tuple(rows), places=tuple(places), more=answer.value.more)
 
 
 def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> Router:

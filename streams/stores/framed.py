@@ -33,11 +33,18 @@ OWN: Final = b"\xfe"
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 """A step from one version of a value to the next: it gets the decoded dict, and may change it."""
 
-_VERSION, _TIME = 1, 2
+_VERSION: Final = 1
+TIMED: Final = 2
+"""Flags of a frame: it has a version; it has the time at which the value was put."""
 _VERSION_FIELD: Final = struct.Struct(">H")
 _TIME_FIELD: Final = struct.Struct(">q")
 LAST_VERSION: Final = (1 << 16) - 1
 """The highest version of values: a frame has two bytes for it."""
+
+
+def prefix_of(name: str) -> bytes:
+    """Return what the keys of a structure begin with."""
+    return OWN + name.encode() + b"\x00"
 
 
 class Framed(NamedTuple):
@@ -55,12 +62,12 @@ def unframe(data: bytes) -> Framed:
     at, version, time_ms = len(FRAME) + 1, 1, None
     try:
         flags = data[at - 1]
-        if flags & ~(_VERSION | _TIME):  # what follows an unknown flag cannot be passed over
+        if flags & ~(_VERSION | TIMED):  # what follows an unknown flag cannot be passed over
             raise DecodeError(f"a value's frame has the flags {flags:#x}: a newer release of this package wrote it")
         if flags & _VERSION:
             (version,) = _VERSION_FIELD.unpack_from(data, at)
             at += _VERSION_FIELD.size
-        if flags & _TIME:
+        if flags & TIMED:
             (time_ms,) = _TIME_FIELD.unpack_from(data, at)
             at += _TIME_FIELD.size
     except (IndexError, struct.error):
@@ -122,7 +129,7 @@ class FramedCodec(Generic[V]):
         if self._version > 1:
             flags, fields = _VERSION, _VERSION_FIELD.pack(self._version)
         if time_ms is not None:
-            flags, fields = flags | _TIME, fields + _TIME_FIELD.pack(time_ms)
+            flags, fields = flags | TIMED, fields + _TIME_FIELD.pack(time_ms)
         return FRAME + bytes([flags]) + fields + payload
 
     def decode(self, data: bytes, /) -> V:
@@ -218,3 +225,28 @@ class PrefixedCodec(Generic[K]):
 
     def _encode_prefix(self, prefix: Any) -> bytes:
         return self._prefix + cast(bytes, cast(Any, self._codec).encode_prefix(prefix))
+
+
+class RowKeys(Generic[K]):
+    """Keys of windows as (key, start, end), in milliseconds."""
+
+    def __init__(self, keys: Codec[K], rows: PrefixedCodec[tuple[Any, ...]]) -> None:
+        self._keys, self._rows = keys, rows
+        self.order_preserving: bool = getattr(keys, "order_preserving", False)
+
+    def encode(self, row: tuple[K, int, int], /) -> bytes:
+        """Encode key and span. Raises ``EncodeError``."""
+        if type(row) is not tuple or len(row) != 3:
+            raise EncodeError(f"the key of a window is (key, start_ms, end_ms), not {row!r:.80}")
+        return self._rows.encode((self._keys.encode(row[0]), *row[1:]))
+
+    def encode_prefix(self, row: tuple[Any, ...], /) -> bytes:
+        """Encode the first elements only: ``(key,)`` has all windows of a key. Raises ``EncodeError``."""
+        if type(row) is not tuple or not 1 <= len(row) <= 3:
+            raise EncodeError(f"a prefix of windows is (key,) or (key, start_ms), not {row!r:.80}")
+        return self._rows.encode_prefix((self._keys.encode(row[0]), *row[1:]))
+
+    def decode(self, data: bytes, /) -> tuple[K, int, int]:
+        """Decode key and span. Raises ``DecodeError``."""
+        key, start_ms, end_ms = self._rows.decode(data)
+        return self._keys.decode(key), start_ms, end_ms

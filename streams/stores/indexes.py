@@ -11,6 +11,7 @@ from streams.model.reasons import reason
 from streams.protocols import Codec
 from streams.stores.derived import Ranking, start_of
 from streams.stores.engines import after_prefix
+from streams.stores.parts import PlaceSpan
 
 V = TypeVar("V")
 
@@ -107,10 +108,15 @@ class TableIndex(Generic[V]):
 
     def range(self, low: Any, high: Any, *, reverse: bool, include_high: bool) -> Iterator[tuple[bytes, bytes]]:
         """Scan (place, key) of the values from ``low`` up to and without ``high`` (``None``: no end there)."""
+        places = self.places(low, high, include_high=include_high)
+        return self.order.scan(places.low, places.high, reverse=reverse)
+
+    def places(self, low: Any, high: Any, *, include_high: bool) -> PlaceSpan:
+        """Return the places of these values."""
         end = None if high is None else self._begin(high)
         if end is not None and include_high:
             end = after_prefix(end)
-        return self.order.scan(None if low is None else self._begin(low), end, reverse=reverse)
+        return PlaceSpan(self.order, None if low is None else self._begin(low), end)
 
     def _begin(self, value: Any) -> bytes:
         try:

@@ -15,6 +15,7 @@ from streams.stores import table_access
 from streams.stores.derived import Derived, DerivingEngine, Ranking, start_of
 from streams.stores.framed import FramedCodec, PrefixedCodec, Upcast, check_versions, put_back, unframe
 from streams.stores.indexes import Index, TableIndex, shown
+from streams.stores.parts import PlaceSpan
 from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
 from streams.stores.table import Table, values_codec
 from streams.stores.table_fields import ABSENT, OnUnreadable, mended_by
@@ -177,6 +178,14 @@ class NamedTable(Table[K, V], Generic[K, V]):
         if self._expiry is not None:
             self._expiry.sweep(time_ms)
 
+    def places(self, index: str, low: Any, high: Any, *, include_high: bool) -> PlaceSpan:
+        """Return the places of entries in an index. Raises ``StoreError`` and ``EncodeError``."""
+        return self._index(index).places(low, high, include_high=include_high)
+
+    def is_due(self, _: bytes, value: bytes) -> bool:
+        """Check for an entry that has expired, and is not deleted yet."""
+        return self._expiry is not None and self._expiry.is_due(value)
+
     def upgraded(self, value: bytes) -> bytes | None:
         """Return a value in the present version; ``None``: it has that already. Raises ``DecodeError``."""
         return self._values.upgraded(value)
@@ -228,6 +237,13 @@ class _Expiry:
         self._mark = mark
         self._expires_ms = expires_ms
         self.order = Ranking(_put_at)
+
+    def is_due(self, value: bytes) -> bool:
+        """Check for a value whose time has passed. Raises ``DecodeError``."""
+        put_ms, now = unframe(value).time_ms, self._home.time_ms
+        if put_ms is None:
+            put_ms = self._home.own_number(self._mark)
+        return now is not None and put_ms is not None and put_ms + self._expires_ms <= now
 
     def sweep(self, time_ms: int) -> None:
         """Delete what is due, within an event."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from streams.outcomes import ErrorPolicy
+from streams.protocols import Codec
+from streams.stores.derived import Ranking
 from streams.stores.journalled import JournalledBytes
 
 
@@ -51,8 +53,30 @@ class StorePart(Protocol):
         """Return a value in the present version; ``None``: it has that already, or there are none."""
         ...
 
+    @property
+    def codecs(self) -> tuple[Codec[Any], Codec[Any]]:
+        """Its codecs for readers outside: keys with the prefix (of windows: key, start, end), and values."""
+        ...
+
+    def places(self, index: str, low: Any, high: Any, /, *, include_high: bool) -> PlaceSpan:
+        """Return the places of entries in an index, from ``low`` up to and without ``high``. Raises ``StoreError``, and
+        ``EncodeError`` for bounds of another type."""
+        ...
+
+    def is_due(self, key: bytes, value: bytes, /) -> bool:
+        """Check for an entry that has expired by the partition's time, and is not deleted yet."""
+        ...
+
     def decode_key(self, key: bytes, /) -> Any: ...
     def decode_value(self, value: bytes, /) -> Any: ...
+
+
+class PlaceSpan(NamedTuple):
+    """A part of a ranking: sort keys from ``low`` up to and without ``high``; ``None``: no end there."""
+
+    ranking: Ranking
+    low: bytes | None
+    high: bytes | None
 
 
 class Reported(NamedTuple):

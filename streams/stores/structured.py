@@ -14,7 +14,7 @@ from streams.codecs import RESERVED_KEY_PREFIX, int_codec
 from streams.errors import ConfigError, DecodeError, StoreError, TimeJump
 from streams.records import Change, TopicPartition
 from streams.stores.engines import KeyValueEngine
-from streams.stores.framed import OWN
+from streams.stores.framed import OWN, prefix_of
 from streams.stores.journalled import JournalledBytes
 from streams.stores.memory import HashEngine
 from streams.stores.ordered import OrderedEngine
@@ -311,6 +311,20 @@ class StructuredBytes(JournalledBytes):
         changes = {key: value for key, value in wanted.items() if entries[key] != value}
         return changes | {TIME_KEY: int_codec.encode(time_ms)}  # killed before it, the next run does the rest
 
+    def part_named(self, name: str) -> tuple[str, StorePart]:
+        """Return a structure by its name, which may be left out (``""``) where there is only one. Raises
+        ``StoreError``."""
+        if not name and len(self._parts) == 1:
+            name = next(iter(self._parts))
+        if (found := self._parts.get(name)) is None:
+            lacks = f"no structure {name!r}" if name else "several structures, so one is to be named"
+            raise StoreError(f"{type(self).__name__} has {lacks}; it has {', '.join(self._parts)}")
+        return name, found
+
+    def is_of(self, key: bytes, name: str) -> bool:
+        """Check that a key in the changelog is of this structure."""
+        return self._part_of(key) is self._parts[name]
+
     def is_own(self, key: bytes) -> bool:
         """Check for an entry of the store itself, which belongs to the partition and to none of its keys."""
         return key.startswith(OWN + b"\x00")
@@ -371,11 +385,6 @@ class StructuredBytes(JournalledBytes):
         if part is None:
             raise DecodeError(f"the key is of no structure of {type(self).__name__}")
         return part.decode_value(value)
-
-
-def prefix_of(name: str) -> bytes:
-    """Return what the keys of a structure begin with."""
-    return OWN + name.encode() + b"\x00"
 
 
 def mark_of(name: str) -> bytes:

@@ -12,8 +12,10 @@ from streams.errors import ConfigError, StoreError
 from streams.outcomes import POLICIES, ErrorPolicy, is_policy, parks
 from streams.protocols import Codec
 from streams.stores.derived import DerivingEngine, Ranking, sort_key_of, start_of
-from streams.stores.framed import PrefixedCodec
+from streams.stores.engines import after_prefix
+from streams.stores.framed import PrefixedCodec, RowKeys
 from streams.stores.named_table import milliseconds
+from streams.stores.parts import PlaceSpan
 from streams.stores.structured import MOST_AT_ONCE, Declared, StructuredBytes, mark_of
 from streams.stores.table import Table, values_codec
 from streams.stores.table_fields import OnUnreadable, mended_by
@@ -32,6 +34,9 @@ decides); or a function of (ctx, key, item, time in ms), which may forward it. A
 
 MOST_WINDOWS: Final = 1000
 """Number of windows that one item is in, at most: each is a read, a call of ``add`` and a write."""
+
+END: Final = "end"
+"""The index by which readers outside scan windows: the ends of their spans."""
 
 _parts: Final = TupleCodec(bytes, int, int)
 
@@ -359,8 +364,26 @@ class Windows(Generic[K, V, E]):
 
     def decode_key(self, key: bytes) -> tuple[K, int, int]:
         """Decode a key in the changelog: (key, start, end)."""
-        found, start_ms, end_ms = self.table.decode_key(key)
-        return self._keys.decode(found), start_ms, end_ms
+        return self.codecs[0].decode(key)
+
+    @property
+    def codecs(self) -> tuple[Codec[tuple[K, int, int]], Codec[V]]:
+        """Return the codecs of (key, start, end) and of values."""
+        return RowKeys(self._keys, self._codec), self._table.codecs[1]
+
+    def places(self, index: str, low: Any, high: Any, *, include_high: bool) -> PlaceSpan:
+        """Return the places of windows by their ends: the index ``"end"``. Raises ``StoreError`` and
+        ``EncodeError``."""
+        self._table._check_open()
+        if index != END:
+            raise StoreError(f"{self._name!r} are windows, which have the index {END!r} only, not {index!r}")
+        begin, end = (None if each is None else start_of(int_codec.encode(each)) for each in (low, high))
+        return PlaceSpan(self._order, begin, after_prefix(end) if end is not None and include_high else end)
+
+    def is_due(self, key: bytes, _: bytes) -> bool:
+        """Check for a window that is not kept any longer, and is not deleted yet."""
+        time_ms, shape = self._home.time_ms, self._shape
+        return time_ms is not None and self._codec.decode(key)[2] + shape.grace_ms + shape.keep_ms <= time_ms
 
     def upgraded(self, value: bytes) -> bytes | None:
         """Return ``None``: windows have no versions."""

@@ -50,6 +50,8 @@ class GlobalTable(ReadTable[K, V], Generic[K, V]):
         self._views: dict[int, tuple[ReadTable[K, V], KeyValueEngine]] = {}
         self._views_lock = threading.Lock()
         self._closed = ""
+        self.takes: Callable[[bytes], bool] | None = None
+        """Checks that a key of the topic is of this table; ``None``: all are."""
         self._made_here = MadeHere(f"the table of {topic}", StoreError, self._leave_to_parent)
 
     def of_partition(self, number: int) -> ReadTable[K, V]:
@@ -65,6 +67,8 @@ class GlobalTable(ReadTable[K, V], Generic[K, V]):
         """Take a record of the topic. For the log, on its thread. Raises ``DecodeError`` for a key or a value that
         cannot be read, and keeps the key's old value."""
         key = cast(bytes, record.key)
+        if self.takes is not None and not self.takes(key):
+            return
         self._decode_key(key)
         value = record.value
         self._keep(record, key, None if value is None else self._checked(record, value))

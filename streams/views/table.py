@@ -51,6 +51,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         self._observers = ()
         self._positions: dict[int, int] = {}
         self._over = ""
+        self.structure = ""
         self._on_disk: dict[int, SharedDiskEngine] = {}
         self.as_of_ms = 0
         """Milliseconds since the epoch: everything is here that was committed by then. 0: it was not complete yet."""
@@ -59,9 +60,9 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
 
     @property
     def layout(self) -> str:
-        """Name codecs and version of what is kept on disk."""
+        """Name codecs and version of what is kept on disk, and its structure of a ``Stores``."""
         version = "" if self._event is None else f" {self._event.name} {self._event.version}"
-        return f"{super().layout}{version}"
+        return f"{super().layout}{version}" + (f" of {self.structure}" if self.structure else "")
 
     def keep_on_disk(self, folders: ViewFolders, engines: Mapping[int, SharedDiskEngine]) -> None:
         """Keep the partitions in these folders; before the first record. Later partitions get theirs."""

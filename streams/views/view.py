@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Protocol, Self, TypeVar, overload
 
 import anyio.to_thread
 
@@ -22,7 +22,6 @@ from streams.runtime.signal import Signal
 from streams.runtime.system import elapsed_seconds
 from streams.settings.config import EventSourceConfig
 from streams.statistics import SourceState
-from streams.stores.table import Table
 from streams.views.blocking import BlockingView, LoopThread
 from streams.views.global_table import make_table
 from streams.views.on_disk import ViewFolders
@@ -34,6 +33,8 @@ from streams.views.topic_reader import reader_of
 if TYPE_CHECKING:  # a view reads without an event source and its engine
     from streams.runtime.reading.followed_topic import FollowedTopic
     from streams.runtime.reading.log_reader import LogReader
+    from streams.stores.structured import StructuredBytes
+    from streams.stores.table import Table
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -110,6 +111,8 @@ class View(ViewReads[K, V], Generic[K, V]):
             "topic_timeout_seconds": topic_timeout_seconds,
         }
         self._table_settings = key, value, ordered, key_codec, value_codec
+        self._structure = ""
+        self._takes: Callable[[bytes], bool] | None = None
         self._new_table()  # to refuse its settings here
         self._reader: LogReader | None = None
         self._table: ViewTable[K, V] | None = None
@@ -119,34 +122,33 @@ class View(ViewReads[K, V], Generic[K, V]):
         self._proof: tuple[float, bool] | None = None  # when the ends were requested; whether nothing was held back
         self._thread: LoopThread | None = None
 
+    @overload
     @classmethod
-    def of(cls, source: ViewedSource[Table[Key, Value]], **settings: Any) -> View[Key, Value]:
-        """Make a view of the state of an event source: of its changelog, with the types of its ``Table``, ordered if
-        that is. ``settings`` are those of this class; addresses come from the source, unless they are among them.
+    def of(cls, source: ViewedSource[Table[Key, Value]], **settings: Any) -> View[Key, Value]: ...
 
-        Raises ``ConfigError`` for a source whose store is no ``Table``: a ``GlobalChangeLog`` with a receiver of your
-        own follows those.
+    @overload
+    @classmethod
+    def of(cls, source: ViewedSource[StructuredBytes], *, table: str = "", **settings: Any) -> View[Any, Any]: ...
+
+    @classmethod
+    def of(cls, source: ViewedSource[Any], *, table: str = "", **settings: Any) -> View[Any, Any]:
+        """Make a view of the state of an event source: of its changelog, with the types of its ``Table``, or of the
+        structure ``table`` of its ``Stores``, ordered if that is. ``settings`` are those of this class; addresses come
+        from the source, unless they are among them.
+
+        The keys of ``Windows`` are (key, start_ms, end_ms). A single structure needs no name. Raises ``ConfigError``
+        for a store that is neither, and for a structure that it has not.
         """
-        from streams.runtime.ownership.replicas import make_store
+        from streams.runtime.queries.readable import read_from
 
         # With an address of its own it needs none of the source, which may have no other than that of its cluster.
         config = source.config if settings.get("bootstrap_servers") else source.config.resolved()
-        store: Any = make_store(source.store_factory, TopicPartition(config.changelog, 0))
-        try:
-            if not isinstance(store, Table):
-                raise ConfigError(
-                    f"the store of {config.group_id} is {type(store).__name__}, and a view reads a Table: follow "
-                    f"{config.changelog} by GlobalChangeLog.of(source.config), with a receiver of your own"
-                )
-            (keys, values), is_ordered = store.codecs, store.is_ordered
-        finally:
-            store.revoked()
+        found = read_from(source.store_factory, config, table)
         make: Any = cls  # with codecs, the types are not looked at
         cluster = {"bootstrap_servers": config.bootstrap_servers, "client_settings": config.client_settings}
-        given = {**cluster, "ordered": is_ordered, **settings}
-        made: View[Key, Value] = make(
-            config.changelog, key=object, value=object, key_codec=keys, value_codec=values, **given
-        )
+        codecs = {"key": object, "value": object, "key_codec": found.keys, "value_codec": found.values}
+        made: View[Any, Any] = make(config.changelog, **codecs, **{**cluster, "ordered": found.is_ordered, **settings})
+        made._structure, made._takes = found.name, found.takes
         return made
 
     def __repr__(self) -> str:
@@ -384,6 +386,7 @@ class View(ViewReads[K, V], Generic[K, V]):
     def _new_table(self) -> ViewTable[K, V]:
         table = make_table(self.topic, *self._table_settings, kind=ViewTable)
         assert isinstance(table, ViewTable)
+        table.structure, table.takes = self._structure, self._takes
         return table
 
     def _current(self) -> ViewTable[K, V]:

@@ -68,14 +68,15 @@ class OwnerReads:
 
     async def ask(self, text: str, parameters: Mapping[str, str], *, is_base64: bool) -> dict[str, Any]:
         """Return what the owner of a key has for it, and what that proves. ``parameters``: those of the request, among
-        them the fields of a ``AskedProof``; empty ones count as missing. Raises ``QuestionRefused``, and as
-        ``StateReader``."""
-        proof = _proof_of(parameters)
+        them the fields of a ``AskedProof`` and ``table``, the structure of a ``Stores``; empty ones count as
+        missing. Raises ``QuestionRefused``, and as ``StateReader``."""
+        proof, table = _proof_of(parameters), parameters.get("table", "")
         number = self._source.config.num_partitions
         if proof.partition is not None and proof.partition >= number:
             raise QuestionRefused(f"partition {proof.partition}: there are 0 to {number - 1}")
         # A reader of its own: none is left open while there are no viewers.
-        async with self._room, StateReader.of(self._source, bootstrap_servers=self._group_client.servers) as reader:
+        servers = self._group_client.servers
+        async with self._room, StateReader.of(self._source, table=table, bootstrap_servers=servers) as reader:
             key = key_of(reader.codecs[0], text, is_base64=is_base64)
             asked = msgspec.structs.asdict(proof)
             try:
@@ -88,6 +89,7 @@ class OwnerReads:
             "note": absence or (f"partitions that have the key too, with values of their own: {others}" * bool(others)),
             "partition": None if absence and others else answers[0].partition,
             "parked": any(answer.parked for answer in answers),
+            "due": any(answer.due for answer in answers),
             "served_by": ", ".join(sorted({answer.served_by for answer in answers})),
             "positions": {str(place): offset for answer in answers for place, offset in answer.positions.items()},
             "as_of_ms": int(min(answer.as_of for answer in answers) * 1000),
@@ -128,6 +130,8 @@ def _found(value: Any, problem: str = "") -> dict[str, Any]:
 
 def _proof_of(parameters: Mapping[str, str]) -> AskedProof:
     given = {name: parameters[name] for name in AskedProof.__struct_fields__ if parameters.get(name)}
+    if "null" in map(str.lower, given.values()):  # which would be read as none
+        raise QuestionRefused("the question cannot be read: null is no value")
     try:
         return msgspec.convert(given, AskedProof, strict=False)
     except msgspec.ValidationError as error:

@@ -161,7 +161,9 @@ class Pages:
             given["topics"] = [view.topic for view in site.views]
         elif name == "state":
             asked = request.query_params
-            given["asked"] = {each: asked.get(each, "") for each in ("key", "form", *AskedProof.__struct_fields__)}
+            given["asked"] = {
+                each: asked.get(each, "") for each in ("key", "form", "table", *AskedProof.__struct_fields__)
+            }
             given["has_source"], given["found"] = site.owners is not None, None
             if site.owners is not None and "key" in asked:
                 try:

@@ -98,10 +98,12 @@ def test_from_a_plan_to_no_lag(
     assert watch.stdout is not None
     first = json.loads(watch.stdout.readline())
     assert (first["lag"], first["partitions"][0]["committed"]) == (RECORDS, None)
+    assert 0.0 < first["seconds"] < 60.0, "the age of the first record"
     source = running("run", "copier:source", "--instance-prefix", "copier")
     deadline = time.monotonic() + 60
     while (seen := json.loads(watch.stdout.readline()))["lag"] > 0:
         assert time.monotonic() < deadline, seen
+    assert seen["seconds"] == 0.0
     watch.send_signal(signal.SIGINT)
     assert watch.wait(30) == 0
     code, out, _ = kes("lag", "--group", f"{topic_prefix}group", "--topic", f"{topic_prefix}in", "--json")

@@ -142,7 +142,7 @@ class Cluster:
 
     @property
     def tails(self) -> Any:
-        return SimpleNamespace(without_markers=lambda topic, lags: [*lags])
+        return SimpleNamespace(without_markers=lambda _, lags: [*lags], with_ages=lambda _, lags, now_ms: [*lags])
 
     def watermarks(self, topic: str, partitions: Collection[int] | None, timeout: float) -> dict[int, Watermarks]:
         answer = self.marks[topic]

@@ -92,7 +92,7 @@ class FakeCluster:
 
     @property
     def tails(self) -> Any:
-        return SimpleNamespace(without_markers=lambda topic, lags: [*lags])
+        return SimpleNamespace(without_markers=lambda _, lags: [*lags], with_ages=lambda _, lags, now_ms: [*lags])
 
     def lag(self, group: str, topic: str, timeout_seconds: float) -> list[PartitionLag]:
         self.asked.append(("lag", group, topic, timeout_seconds))

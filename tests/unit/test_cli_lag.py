@@ -8,16 +8,18 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from streams.cli import lag
 from streams.cli.lag import Pace, Speed
-from streams.errors import BrokerUnavailable, TopicError
+from streams.errors import BrokerUnavailable, Stopped, TopicError
 from streams.kafka.questions.admin import Watermarks, standing
 from streams.kafka.questions.lags import PartitionLag, Tails
 from streams.kafka.settings import ClientSettings
+from streams.records import IncomingRecord
 from streams.statistics import JobStatistics, ParkedStatistics
 from tests.unit.cli_group_kit import BEGAN, told
 from tests.unit.cli_kit import FakeCluster, Kes, admin, source_of
@@ -122,7 +124,8 @@ def test_lag_of_a_group_as_json(kes: Kes, admin: FakeCluster) -> None:
     arguments = ("lag", "--group", "g", "--topic", "t", "--bootstrap-servers", "x:1", "--timeout", "3", "--json")
     answer = kes(*arguments).data
     assert (answer["group"], answer["topic"], answer["lag"]) == ("g", "t", 5)
-    assert answer["partitions"][1] == {"partition": 1, "committed": None, "start": 0, "stable": 3, "end": 3, "lag": 3}
+    assert answer["partitions"][1] == {"partition": 1, "committed": None, "start": 0, "stable": 3, "end": 3, "lag": 3,
+                                       "seconds": None}  # fmt: skip
     assert admin.asked[1:] == [("lag", "g", "t", 3.0), ("close",)]
     assert "the group 'g' has no committed offset in topic t" in kes(*arguments, code=1).err
 
@@ -283,3 +286,56 @@ def test_where_nothing_but_markers_is_left_the_lag_is_0(monkeypatch: pytest.Monk
         assert tails.without_markers("other", found[:1])[0].lag == 1
     assert len(read) == 4
     tails.close()
+
+
+def test_the_age_of_a_lag_is_that_of_its_oldest_record(
+    kes: Kes, admin: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read once while the offset stays; what cannot be known has none."""
+    read: list[dict[int, tuple[int, int]]] = []
+    times = {0: 40_000, 1: -1, 3: 200_000}
+    fails: list[Exception] = []
+
+    class Reader:
+        def __init__(self, settings: Any) -> None: ...
+
+        def read(self, topic: str, ranges: Any, receive: Any, *, stalled_after_seconds: float, cancelled: Any) -> None:
+            read.append(dict(ranges))
+            if fails:
+                raise fails.pop()
+            for number in ranges.keys() & times.keys():
+                assert not cancelled()
+                receive(number, [IncomingRecord("orders", number, 7, b"", b"", None, times[number])] * 2)
+            if cancelled():
+                raise Stopped("that is enough")
+
+    monkeypatch.setattr("streams.kafka.questions.lags.PartitionReader", Reader)
+    tails = Tails(ClientSettings("nowhere:1"))
+    marks = {number: Watermarks(5, 90, 100) for number in range(5)} | {5: Watermarks(5, 9, 100)}
+    found = standing({0: 20, 1: 20, 2: 100, 4: 20, 5: 9}, marks)
+
+    def ages(topic: str = "orders") -> list[float | None]:
+        return [entry.seconds for entry in tails.with_ages(topic, found, 100_000.0)]
+
+    # Of 1 the record has no time; of 2 nothing is left; 3 is of the future, by its own clock; of 4 nothing came; an
+    # open transaction holds 5 back.
+    assert ages() == [60.0, None, 0.0, 0.0, None, None]
+    assert read == [{0: (20, 90), 1: (20, 90), 3: (5, 90), 4: (20, 90)}]
+    times[4] = 99_000
+    assert ages() == [60.0, None, 0.0, 0.0, 1.0, None]
+    assert read[1:] == [{4: (20, 90)}]
+    found = standing({0: 21, 1: 20, 2: 100, 4: 20, 5: 9}, marks)
+    times[0] = 70_000
+    assert (ages()[0], read[2:]) == (30.0, [{0: (21, 90)}])
+    for error, again in ((BrokerUnavailable("no"), 1), (TopicError("no right to read it"), 0)):
+        fails.append(error)
+        before = len(read)
+        assert ages(type(error).__name__)[0] is None
+        ages(type(error).__name__)
+        assert len(read) == before + 1 + again
+    admin.lags = [[msgspec.structs.replace(partition(0, 7, 9), seconds=200.0), partition(1, 7, 9)]] * 2
+    assert kes(*AT).lines[1:] == [
+        "partition committed stable end lag age", "0 7 9 9 2 3 min 20 s", "1 7 9 9 2 -", "all 14 18 18 4 3 min 20 s"
+    ]  # fmt: skip
+    answer = kes(*AT, "--json").data
+    assert (answer["seconds"], [entry["seconds"] for entry in answer["partitions"]]) == (200.0, [200.0, None])

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from streams import EventSource, EventSourceConfig, Table
+from streams import EventSource, EventSourceConfig, NamedTable, Stores, Table, Windows
 from streams.cli import main
+from streams.codecs import TupleCodec
 from tests.unit.global_log_kit import MemoryConnections, MemoryTopic
 from tests.unit.view_kit import number, viewed_topic
 
@@ -69,6 +70,32 @@ def test_a_source_shows_its_types(topic: MemoryTopic, view: View, monkeypatch: p
     assert (code, out) == (0, "0  -7  12\n")
     entries = json.loads(view("scan", "shop:source", "--json")[1])["entries"]
     assert [(row["key"], bool(row["problem"])) for row in entries] == [(-7, False), (8, True)]
+
+
+class Shop(Stores):
+    orders = NamedTable.of(str, int)
+    clicks = Windows.tumbling(str, int, size=60, add=lambda old, item: (old or 0) + item)
+
+
+def test_one_structure_of_a_source(topic: MemoryTopic, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EventSourceConfig(group_id="bank", topic="bank-events", num_partitions=2)
+    module: Any = ModuleType("shop")
+    module.source = EventSource(config, Shop.factory())
+    monkeypatch.setitem(sys.modules, "shop", module)
+    topic.name = config.changelog
+    topic.put(b"\xfeorders\0o1", number(12))
+    topic.put(b"\xfeclicks\0" + TupleCodec(bytes, int, int).encode((b"o1", 0, 60_000)), number(3))
+    topic.put(b"\xfe\0time", number(5))
+    assert view("get", "shop:source", "--table", "orders", "o1")[:2] == (0, "0  o1  12\n")
+    entries = json.loads(view("scan", "shop:source", "--table", "clicks", "--json")[1])["entries"]
+    assert [(row["key"], row["value"]) for row in entries] == [(["o1", 0, 60_000], 3)]
+    assert view("get", "shop:source", '["orders","o1"]')[:2] == (0, '0  ["orders","o1"]  12\n')
+    for words, says in (
+        (["shop:source", "--table", "jobs"], "no structure 'jobs'"),
+        (["rates", "--table", "a"], "one"),
+    ):
+        code, _, err = view("scan", *words)
+        assert (code, says in " ".join(err.replace("│", " ").split())) == (2, True), err
 
 
 @pytest.mark.parametrize(

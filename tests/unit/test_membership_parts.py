@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,6 @@ from streams.errors import ConfigError
 from streams.kafka.group.connect import connect_group
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.membership import GroupMembership
-from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.client import WireClient
 from streams.model.group import (
@@ -23,12 +23,14 @@ from streams.model.group import (
     Assignment,
     Assignor,
     Copies,
+    Fatal,
     GroupEvent,
     Lost,
     MemberReport,
     Order,
     Revoked,
 )
+from tests.unit.waiting import PATIENCE, wait_until
 
 
 class Stack:
@@ -40,8 +42,7 @@ class Stack:
         )
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[Any, asyncio.Task[Any]] = {}
-        link = WireLink(WireClient("127.0.0.1:1", "a", loop=self._loop), settings)
-        self.membership = GroupMembership(link, settings)
+        self.membership = GroupMembership(WireClient("127.0.0.1:1", "a", loop=self._loop), settings)
 
     def run(self, steps: Any) -> None:
         """A coroutine that does not have to wait."""
@@ -96,7 +97,7 @@ class Member:
         self.heard: list[GroupEvent] = []
         self.membership._deliver = self.heard.append
         self.joins = 0
-        monkeypatch.setattr(self.membership._link, "request_rejoin", self._joins_again)
+        monkeypatch.setattr(self.membership, "_request_rejoin", self._joins_again)
 
     def _joins_again(self) -> None:
         self.joins += 1
@@ -233,6 +234,29 @@ def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
     assert reports["m-b"].owned == frozenset({1}), "a partition that the topic does not have"
     assert reports["m-c"].leaving, "what is not understood gets nothing"
     membership.close(1.0)
+
+
+@pytest.mark.parametrize("beats", [True, False], ids=["with heartbeats", "before the first join"])
+def test_a_thread_that_fails_is_fatal(beats: bool) -> None:
+    """Its loop has ended by then; the heartbeats are a task of it."""
+    member, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"range": sticky_plan})
+    heard: list[GroupEvent] = []
+    member.start(heard.append)
+
+    async def join() -> None:
+        protocol = member._protocol = member._new_protocol()
+        protocol._beats = member._client.spawn(asyncio.get_running_loop().create_future()) if beats else None
+
+    def fail() -> None:
+        raise SystemExit("an error")
+
+    member._client.call(join, time.monotonic() + PATIENCE)
+    member._client.post(fail)
+    wait_until(lambda: heard, "it says that it is over", PATIENCE)
+    (fatal,) = heard
+    assert isinstance(fatal, Fatal)
+    assert "the thread of the membership failed: SystemExit" in str(fatal.error)
+    member.close(1.0)
 
 
 def test_started_once() -> None:

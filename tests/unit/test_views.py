@@ -15,8 +15,10 @@ from streams import (
     Delivery,
     EventSource,
     EventSourceConfig,
+    NamedTable,
     Record,
     SimpleStore,
+    Stores,
     Table,
     View,
     ViewState,
@@ -354,9 +356,30 @@ def test_without_a_loop_the_failure_is_raised_at_the_end(topic: MemoryTopic) -> 
 # -- of a source ------------------------------------------------------------------------------------------------------
 
 
+class Shop(Stores):
+    orders = NamedTable.of(str, dict[str, str], ordered=True)
+    mails = NamedTable.of(str, str)
+
+
 def source_with(store: Callable[..., Any]) -> EventSource[Any]:
     config = EventSourceConfig(group_id="bank", topic="bank-events", num_partitions=2, bootstrap_servers="memory:9092")
     return EventSource(config, store)
+
+
+async def test_one_structure_of_a_source_is_viewed(topic: MemoryTopic) -> None:
+    shop = source_with(Shop.factory())
+    topic.name = shop.config.changelog
+    for key, value in ((b"orders\0o1", b'{"customer":"ann"}'), (b"mails\0o1", b"no order"), (b"\0time", number(7))):
+        topic.put(b"\xfe" + key, value, 1)
+    async with View.of(shop, table="orders") as orders:
+        await orders.ready(PATIENCE)
+        assert list(orders.range()) == [("o1", {"customer": "ann"})], "what is of no structure, or another, is left out"
+    async with View.of(shop, table="mails") as mails:
+        await mails.ready(PATIENCE)
+        assert mails.get("o1") == "no order"
+    assert orders._new_table().layout != mails._new_table().layout, "a folder of one is none of the other"
+    with pytest.raises(ConfigError, match="several structures, so one is to be named; it has orders, mails"):
+        View.of(shop)
 
 
 async def test_the_state_of_a_source_is_viewed_with_its_types(
@@ -378,7 +401,7 @@ async def test_the_state_of_a_source_is_viewed_with_its_types(
     async with View.of(nowhere, bootstrap_servers="memory:9092") as view:
         await view.ready(PATIENCE)
         assert view.get(-3) == {"cents": 5}
-    with pytest.raises(ConfigError, match=r"the store of bank is SimpleStore, and a view reads a Table"):
+    with pytest.raises(ConfigError, match=r"the store of bank is SimpleStore, and only a Table and a Stores"):
         View.of(source_with(SimpleStore.factory(dict, key=str)))
     with pytest.raises(ConfigError, match="does not keep keys in order"):
         View("rates", key=float, value=int, ordered=True)

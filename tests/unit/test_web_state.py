@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from streams import EventSource, Table
-from streams.codecs import codec_for
+from streams import EventSource, NamedTable, Stores, Table, Windows
+from streams.codecs import codec_for, int_codec
 from streams.errors import BrokerUnavailable, NotCaughtUp, NotOwned, StoreError
 from streams.sak.murmur2 import partition_of
 from streams.settings.groups import QueryConfig
@@ -66,7 +66,7 @@ def test_a_key_is_looked_up_at_its_owner_and_the_proof_is_shown(
 
         assert look("key64=YW5u&confirm=true&partition=1") == {
             "found": True, "value": HOSTILE.encode("unicode_escape").decode().replace("\\\\", "\\"), "problem": "",
-            "note": "", "parked": True, "partition": 1,
+            "note": "", "parked": True, "due": False, "partition": 1,
             "served_by": "w-<b>", "positions": {"orders[1]": 7}, "as_of_ms": 999_500,
             "proof": "the owner, confirmed by a commit after the read",
         }  # fmt: skip
@@ -78,6 +78,33 @@ def test_a_key_is_looked_up_at_its_owner_and_the_proof_is_shown(
             assert (reply.status, set("\x00\x1b\u202e") & set(reply.text)) == (200, set()), key[:20]
         value = b"v" * 1_000_000
         assert len(look("key=a")["value"]) == look_up.LONGEST_VALUE
+
+
+def test_a_structure_is_asked_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shop(Stores):
+        orders = NamedTable.of(str, int)
+        clicks = Windows.tumbling(str, int, size=60, add=lambda old, item: (old or 0) + item)
+
+    asked: list[Question] = []
+
+    async def answer(self: StateReader[Any, Any], question: Question, timeout_seconds: float) -> tuple[Reply, float]:
+        asked.append(question)
+        number = question.partition
+        value = int_codec.encode(7)
+        return Reply(partition=number, positions=(), age_seconds=0.0, served_by="w", value=value, due=True), 1e3
+
+    monkeypatch.setattr(StateReader, "_ask", answer)
+    path = private(tmp_path / "tokens.toml", TOKENS)
+    with served(stateful(tmp_path, Shop.factory()), str(path)) as monitor:
+        for query, table, key in (
+            ("key=o1&table=orders", "orders", b"\xfeorders\0o1"),
+            ("key=%5B%22ann%22,0,60000%5D&table=clicks", "clicks", b"\xfeclicks\0ann\0"),
+        ):
+            shown = ask(monitor.port, f"/state?{query}", QUERY).text
+            assert "The entry has expired" in shown
+            assert (asked[-1].table, (asked[-1].key or b"")[: len(key)]) == (table, key)
+        for query, says in (("key=o1", "several structures"), ("key=o1&table=jobs", "no structure")):
+            assert says in ask(monitor.port, f"/state?{query}", QUERY).text
 
 
 def asked_of(
@@ -144,8 +171,9 @@ def test_no_answer_claims_more_than_it_proves(
     [
         *[(f"key=a&{wrong}", None, 400, "the question cannot be read: ") for wrong in (
             "partition=x", "partition=-1", "partition=999999999999", "confirm=maybe", "max_staleness=0",
-            "max_staleness=nan",
+            "max_staleness=nan", "partition=null", "max_staleness=NULL",
         )],
+        ("key=a&partiton=3", None, 400, "there is no parameter 'partiton'; there are: key, key64, table, "),
         ("key=a&partition=4", None, 400, "partition 4: there are 0 to 3"),
         ("", None, 400, "give key or key64"),
         ("key64=*", None, 400, "the key is no base64"),
@@ -162,7 +190,7 @@ def test_the_interface_says_by_its_status_what_went_wrong(
     with asked_of(tmp_path, monkeypatch, rows) as monitor:
         reply = ask(monitor.port, f"/api/v1/state?{query}", QUERY)
         assert (reply.status, json.loads(reply.text)["error"].startswith(says)) == (status, True), reply.text
-        if "key=" in query:
+        if "key=" in query and "partiton" not in query:
             assert says[:20] in ask(monitor.port, f"/state?{query}", QUERY).text, "the page shows it"
 
 
@@ -179,7 +207,7 @@ def test_a_key_of_a_wrong_form_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     [
         (Table.factory(key=str, value=int), False, "need the group&#39;s secret"),
         (Table.factory(key=int, value=int), True, "could not be looked at within"),
-        (lambda partition: SimpleStore(partition, codec_for(str), str), True, "only a Table answers other processes"),
+        (lambda partition: SimpleStore(partition, codec_for(str), str), True, "only a Table and a Stores are read"),
     ],
 )
 def test_state_that_cannot_be_looked_up_says_why(

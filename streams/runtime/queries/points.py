@@ -34,7 +34,7 @@ class PointRead:
     def __init__(self, question: Question, waiter: asyncio.Future[None]) -> None:
         self.question = question
         self.waiter = waiter  # of the other loop
-        self.seen: bytes | None = None
+        self.seen: Any = None  # the fields of the reply
         self.is_parked = False
         self.outcome: Reply | Exception | None = None
 
@@ -138,8 +138,8 @@ class PointReads:
                 positions=named,
                 age_seconds=0.0,
                 served_by=instance,
-                value=read.seen,
                 parked=read.is_parked,
+                **read.seen,
             )
             done(read)
 
@@ -238,8 +238,8 @@ def reply_of(answer: Answer[Any]) -> Reply:
         positions=named,
         age_seconds=0.0,
         served_by=answer.served_by,
-        value=answer.value,
         parked=answer.parked,
+        **answer.value,
     )
 
 

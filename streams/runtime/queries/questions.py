@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
 
-from streams.errors import ConfigError, StoreError
+from streams.errors import ConfigError, EncodeError, StoreError
+from streams.stores.parts import StorePart
+from streams.stores.structured import StructuredBytes
 from streams.stores.table import Table
 
 PATH: Final = "/api/v1/query"
@@ -36,7 +39,11 @@ NamedOffset = tuple[str, int, int]
 class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """``kind``: ``get``, ``len`` or ``range``, of one partition. ``key``: of a ``get``. ``low`` and ``high``: the
     bounds of a range, the latter not in it; ``after``: the last key that the caller has. ``limit``: rows, at most.
-    ``record_key``: of the records that lead to the key, where it is another one."""
+    ``record_key``: of the records that lead to the key, where it is another one.
+
+    ``table``: the structure of a ``Stores``, whose keys are those of the changelog, name included. ``index``: a range
+    is in the order of this one, between ``bounds`` (``bounds_of``), and ``after`` is a place. ``reverse``: from the
+    high end. Members of a release before these fields refuse a question that has one."""
 
     path: ClassVar[str] = PATH
 
@@ -53,6 +60,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     max_staleness: float | None = None
     timeout_seconds: float = 5.0
     record_key: bytes | None = None
+    table: str = ""
+    index: str = ""
+    bounds: bytes | None = None
+    reverse: bool = False
 
     @property
     def keyed_by(self) -> bytes | None:
@@ -62,8 +73,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``value``: of a ``get``, ``None``: no such key. ``count``: of a ``len``. ``rows``: of a range, ``more`` may come
-    behind the last. ``age_seconds``: everything is in it that was committed so long before the question came.
-    ``parked``: of a ``get``."""
+    behind the last; ``places``: theirs in an index. ``age_seconds``: everything is in it that was committed so long
+    before the question came. ``parked`` and ``due``: of a ``get``."""
 
     partition: int
     positions: tuple[NamedOffset, ...]
@@ -74,6 +85,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows: tuple[tuple[bytes, bytes], ...] = ()
     more: bool = False
     parked: bool = False
+    places: tuple[bytes, ...] = ()
+    due: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,44 +97,106 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRows(msgspec.Struct, frozen=True):
-    """Rows of one turn; ``more`` may come behind the last."""
+    """Rows of one turn, and their places in an index; ``more`` may come behind the last."""
 
     rows: list[tuple[bytes, bytes]]
     more: bool
+    places: Sequence[bytes] = ()
 
 
-def read_of(question: Question, store: Any) -> Any:
-    """Answer a question from a store: the bytes of a value, a count, or ``TurnRows``. Raises ``StoreError``."""
-    if not isinstance(store, Table):
+def read_of(question: Question, store: Any) -> dict[str, Any] | TurnRows:
+    """Answer a question from a store: the fields of a reply that a value or a count makes, or ``TurnRows``. Raises
+    ``StoreError``."""
+    table: Any = store  # of a structure that of its entries, with the same reading methods
+    part: StorePart | None = None
+    name = ""
+    if isinstance(store, StructuredBytes):
+        name, part = store.part_named(question.table)
+        table = part.table
+    elif not isinstance(store, Table):
         raise StoreError(
-            f"the store of {question.group} is {type(store).__name__}, and only a Table is read from other processes; "
-            "use EventSource.query in its own"
+            f"the store of {question.group} is {type(store).__name__}, and only a Table and a Stores are read from "
+            "other processes; use EventSource.query in its own"
         )
+    elif question.table:
+        raise StoreError(f"the store of {question.group} is one Table, without a structure {question.table!r}")
     match question.kind:
         case "get":
+            key = question.key or b""
+            # A key of another structure would be found all the same: they are in one changelog.
+            if isinstance(store, StructuredBytes) and not store.is_of(key, name):
+                raise StoreError(f"the key is none of the structure {name!r}: name it (StateReader.of(..., table=))")
             # The bytes go out as they are stored: the caller has the codecs.
-            return store._get(question.key or b"")
+            value = table._get(key)
+            is_due = part is not None and value is not None and part.is_due(key, value)
+            return {"value": value, "due": True} if is_due else {"value": value}
         case "len":
-            return len(store)
+            return {"count": len(table)}
         case _:
-            return _rows(question, store)
+            return _rows(question, table, part)
 
 
-def _rows(question: Question, store: Table[Any, Any]) -> TurnRows:
-    if not store.is_ordered:
-        raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
-    # A page goes on behind the last key that the caller has: rows that were written meanwhile shift nothing.
-    low, inclusive = (question.low, True) if question.after is None else (question.after, False)
+def _rows(question: Question, table: Table[Any, Any], part: StorePart | None) -> TurnRows:
     # A turn reads less than a page: as long as it takes, the events of the partition wait.
     limit, size = min(question.limit, ROWS_IN_A_TURN), 0
     rows: list[tuple[bytes, bytes]] = []
-    for key, value in store._ordered().range(low, question.high, reverse=False, inclusive=(inclusive, False)):
+    places: list[bytes] = []
+    for place, key, value in _scan(question, table, part):
         # There is one row at least, however large: else the caller would never get past it.
-        if len(rows) == limit or (rows and size + len(key) + len(value) > _PAGE_BYTES):
-            return TurnRows(rows, True)
+        if len(rows) == limit or (rows and size + len(place) + len(key) + len(value) > _PAGE_BYTES):
+            return TurnRows(rows, True, places)
         rows.append((key, value))
         size += len(key) + len(value)
-    return TurnRows(rows, False)
+        if question.index:
+            places.append(place)
+            size += len(place)
+    return TurnRows(rows, False, places)
+
+
+def _scan(question: Question, table: Table[Any, Any], part: StorePart | None) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Scan place, key and value of what the caller does not have yet."""
+    # A page goes on behind the last row that the caller has: rows that were written meanwhile shift nothing.
+    low, high, after, reverse = question.low, question.high, question.after, question.reverse
+    if not question.index:
+        if not table.is_ordered:
+            raise StoreError("this table has no order; make it with Table.factory(..., ordered=True)")
+        inclusive = (after is None or reverse, False)
+        if after is not None:
+            low, high = (low, after) if reverse else (after, high)
+        for key, value in table._ordered().range(low, high, reverse=reverse, inclusive=inclusive):
+            yield key, key, value
+        return
+    if part is None:
+        raise StoreError(f"a Table has no index {question.index!r}; those of a Stores do")
+    try:
+        low, high, include_high = bounds_of(question)
+        ranking, low, high = part.places(question.index, low, high, include_high=include_high)
+    except EncodeError as error:
+        raise StoreError(str(error)) from error
+    if after is not None:
+        low, high = (low, after) if reverse else (after + b"\0", high)
+    for place, key in ranking.scan(low, high, reverse=reverse):
+        if (found := table._get(key)) is not None:
+            yield place, key, found
+
+
+def encode_bounds(low: Any, high: Any, include_high: bool) -> bytes:
+    """Encode the bounds of an index as it has them (``None``: no end there): their type is the member's to check.
+    Raises ``ConfigError``."""
+    try:
+        return msgspec.msgpack.encode((low, high, include_high))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"an index has no bounds like {low!r:.80} and {high!r:.80}: {error}") from None
+
+
+def bounds_of(question: Question) -> tuple[Any, Any, bool]:
+    """Return low end, high end, and whether the latter is in it. Raises ``ConfigError``."""
+    try:
+        low, high, include_high = msgspec.msgpack.decode(question.bounds or b"", type=tuple[Any, Any, bool])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"the bounds of the index {question.index!r} cannot be read: {error}") from None
+    low, high = (tuple(each) if isinstance(each, list) else each for each in (low, high))
+    return low, high, include_high
 
 
 def checked(question: Question, group: str, partitions: int) -> Question:
@@ -134,6 +209,10 @@ def checked(question: Question, group: str, partitions: int) -> Question:
         raise ConfigError(f"partition {question.partition}: there are 0 to {partitions - 1}")
     if question.kind == "get" and question.key is None:
         raise ConfigError("a get needs a key")
+    if question.index:
+        if question.kind != "range" or question.low is not None or question.high is not None:
+            raise ConfigError("an index is read by ranges of what it has: bounds, without low and high")
+        bounds_of(question)
     if not 1 <= question.limit <= PAGE:
         raise ConfigError(f"limit is {question.limit}; it must be 1 to {PAGE}")
     if not 0 < question.timeout_seconds <= 3600:
