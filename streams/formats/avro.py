@@ -104,7 +104,14 @@ class AvroCodec(SchemaCodec):
         data = into.getvalue()
         if self._is_checked or self._is_strict or EVERYTHING[0] or self._has_other_kinds(value):
             own = len(self.prefix)
-            read_back(self.title, value, data, lambda data: self._convert(_Writer.own(self._own).read(data, own)), ())
+            read_back(
+                self.title,
+                value,
+                data,
+                lambda data: self._convert(_Writer.own(self._own).read(data, own)),
+                (),
+                self._risk,
+            )
         return data
 
     def _has_other_kinds(self, value: Any) -> bool:
