@@ -26,7 +26,7 @@ class BySchema(TypeRule):
     a message of Protobuf, or the title of a JSON Schema is the name of the event type, or one of its ``aliases``.
 
     The id stands in front of the value, or in the header ``__value_schema_id``. While the schema of an id is fetched
-    its partition waits. ``subjects``: those whose versions are all fetched at the start; on Spark only these are read.
+    its partition waits. ``subjects``: those whose versions are all fetched at the start.
     ``missing``: the policy of records without an id.
     """
 
