@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from streams.errors import RegistrationError, Stopped, StreamsError
+from streams.events import needy_codecs
 from streams.metrics import Measurement
 from streams.runtime import source_topics
 from streams.runtime.ports import Connections
@@ -157,6 +158,7 @@ class SourceRun:
             engine.lookups.statistics(),
             {topic: port.received_bytes for topic, port in zip(topics, engine.inputs, strict=True)},
             leaves.summary(),
+            engine.schema_waits.partitions,
         )
 
     @property
@@ -238,6 +240,7 @@ class SourceRun:
         _log.info("group %s: hot path: %s", config.group_id, leaves.advised())
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
+            await self._look_up_schemas(connections)
             outputs = declared.outputs.by_topic.values()
             inputs, looked_into = declared.inputs.topics(), declared.lookups.topics()
             await source_topics.prepare(config, connections, outputs, inputs, looked_into)
@@ -252,6 +255,23 @@ class SourceRun:
                 await self._enter_lifespan(resources)
             if self._stop_asked is None:
                 await self._run_engine(config, connections, environment, lookups)
+
+    async def _look_up_schemas(self, connections: Connections) -> None:
+        """Have the codecs of events and the rules that need a registry ask it, until it answers; other sources do
+        nothing. Raises ``ConfigError``, ``RegistryUnavailable``."""
+        rules = [spec.types for spec in self._declared.inputs.specs.values() if hasattr(spec.types, "prepare")]
+        if not (needy := [*needy_codecs(), *rules]):
+            return
+        from streams.formats.schema_codecs import prepare
+
+        if all(getattr(each.registry.client, "is_local", False) for each in needy):
+            prepare(needy)
+            return
+        thread = connections.worker("kes-registry")
+        try:
+            await thread.call(prepare, needy)
+        finally:
+            thread.abandon()
 
     def measured(self, config: EventSourceConfig) -> EventSourceConfig:
         """Have the added handlers called as well."""
