@@ -424,8 +424,8 @@ def _prepare(cls: type[T]) -> EventType[T]:
         declaration = _Declaration(cls.__name__, 1, None, {})
     try:
         codec: Codec[T] = declaration.codec or codec_for(cls, allow_lossy=declaration.allow_lossy)
-        if hasattr(codec, "for_event"):  # it is of no class yet (formats.schema_codecs)
-            codec = codec.for_event(cls, declaration.name, declaration.version)
+        if bind := getattr(codec, "for_event", None):  # it is of no class yet (formats.schema_codecs)
+            codec = bind(cls, declaration.name, declaration.version)
     except ConfigError as error:
         raise RegistrationError(f"event type {declaration.name}: {error}") from error
     known = declaration

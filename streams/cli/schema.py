@@ -135,6 +135,7 @@ def diff(source: SourceName) -> None:
 
 def _lines(text: str) -> list[str]:
     try:
-        return msgspec.json.format(text, indent=2).splitlines()
+        fields = msgspec.json.decode(text)  # in one order: that of a registry is its own
+        return msgspec.json.format(msgspec.json.encode(fields, order="sorted"), indent=2).decode().splitlines()
     except msgspec.DecodeError:  # of Protobuf
         return text.splitlines()

@@ -257,10 +257,13 @@ class SchemaRegistry:
     def _write(self, name: str, content: Any) -> None:
         if self._files is None:
             return
-        self._files.mkdir(parents=True, exist_ok=True)
-        new = self._files / f".{name}-{os.getpid()}"
-        new.write_bytes(msgspec.json.encode(content))
-        new.replace(self._files / f"{name}.json")  # whole or not at all, for a process that starts meanwhile
+        try:
+            self._files.mkdir(parents=True, exist_ok=True)
+            new = self._files / f".{name}-{os.getpid()}"
+            new.write_bytes(msgspec.json.encode(content))
+            new.replace(self._files / f"{name}.json")  # whole or not at all, for a process that starts meanwhile
+        except OSError as error:  # full, read-only: what is known in memory serves
+            _log.warning("schemas are not kept for the next start: %s", error)
 
     def _load(self) -> None:
         """Read what earlier runs have kept. A file that is damaged counts as missing."""

@@ -216,7 +216,7 @@ def run(
             del outputs[sent:], journal[written:]  # what the failed event has left
             if inputs is None:
                 partition.watermark = records[position - 1].offset + 1
-                if new:
+                if new and once is not None:
                     journal += once.recorded(partition, new, id_value)
                 host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)
             else:
