@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from copy import copy
 from pathlib import Path
@@ -84,17 +85,27 @@ class SchemaCodec:
 
     def encode(self, value: Any, /) -> bytes:
         if not self.prefix:
-            raise EncodeError(
-                f"{self.title} is not written: "
-                + ("its schema has not been looked up; the start of a source or a producer does, or codec.prepare()"
-                   if self.subjects else f"{type(self).__name__}(subject=...) says where its schema is registered")
-            )  # fmt: skip
+            self._look_up_late()
         try:
             return self._encode(value)
         except (MemoryError, EncodeError):
             raise
         except Exception as error:
             raise EncodeError(f"{self.title} cannot be encoded: {reason(error)}") from cause(error)
+
+    def _look_up_late(self) -> None:
+        """Do without a start what it has not done. Not on an event loop, which must not wait."""
+        if not self.subjects:
+            raise EncodeError(
+                f"{self.title} is not written: {type(self).__name__}(subject=...) says where its schema is registered"
+            )
+        if asyncio._get_running_loop() is not None and not getattr(self.registry.client, "is_local", False):
+            raise EncodeError(
+                f"{self.title} is not written: its schema was not looked up at the start. A source looks up those of "
+                "its own events, and of the topics that it names by source.output; for others call prepare() of the "
+                "codec before"
+            )
+        self.prepare()
 
     def decode(self, data: bytes, /) -> Any:
         if self._bare is not None and self._is_bare(data):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 import msgspec
@@ -10,7 +12,7 @@ import pytest
 from streams import SKIP, EventSource, EventSourceConfig, Record, event_type
 from streams.errors import ConfigError, EncodeError, RegistryUnavailable
 from streams.events import event_type_of
-from streams.formats import AvroCodec, BySchema, Only, SchemaRegistry
+from streams.formats import AvroCodec, BySchema, Only, SchemaRegistry, needs
 from streams.formats.registry_http import Schema
 from streams.testing import TestDriver
 from streams.testing.fake_registry import FakeRegistry
@@ -34,6 +36,7 @@ OLDER = Schema(
 @pytest.fixture(autouse=True)
 def registry() -> FakeRegistry:
     FAKE.__init__()  # type: ignore[misc]
+    FAKE.is_local = True
     REGISTRY._own.__init__()  # type: ignore[misc]
     FAKE.register("added", WRITTEN)
     FAKE.register("added", OLDER)
@@ -135,7 +138,52 @@ def test_a_start_refuses_a_schema_that_is_not_registered(registry: FakeRegistry)
     with pytest.raises(ConfigError, match=r"not registered under 'elsewhere'.*kes schema register"):
         codec.prepare()
     assert not any(call.startswith("register") for call in registry.calls)
-    with pytest.raises(EncodeError, match="has not been looked up"):
+    with pytest.raises(ConfigError, match="not registered"):
+        codec.encode(Counted(1))  # on no event loop it asks itself
+    FAKE.is_local = False
+
+    async def on_a_loop() -> None:
         codec.encode(Counted(1))
+
+    with pytest.raises(EncodeError, match="was not looked up at the start"):
+        asyncio.run(on_a_loop())
     with pytest.raises(EncodeError, match=r"AvroCodec\(subject=\.\.\.\)"):
         event_type_of(Counted).codec.encode(Counted(1))
+
+
+@pytest.fixture
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> SchemaRegistry:
+    """A registry of another source in the process, without the schema of one of its events."""
+    other = SchemaRegistry(client=FakeRegistry())
+    codec = AvroCodec(other, subject="totals-value").for_event(Counted, "wait.Total", 1)
+    handled = AvroCodec(other).for_event(Counted, "wait.Handled", 1)
+    monkeypatch.setattr(needs, "needy_codecs", lambda: [codec, handled])
+    return other
+
+
+@pytest.mark.parametrize(
+    ("rules", "handled", "outputs", "is_used"),
+    [
+        ([], [b"other"], ["totals-of-others", "total"], False),
+        ([None, Only(Counted)], [], [], False),
+        ([], [b"wait.Total"], [], True),
+        ([], [b"wait.Handled"], [], True),
+        ([], [], ["other", "totals"], True),
+        (["by schema"], [], [], True),
+    ],
+)
+def test_a_source_needs_what_the_registries_have_that_it_uses(
+    unregistered: SchemaRegistry, rules: list[Any], handled: list[bytes], outputs: list[str], is_used: bool
+) -> None:
+    found = [BySchema(unregistered) if rule == "by schema" else rule for rule in rules]
+    needy = needs.own_needs(found, handled, outputs)
+    assert [each.title for each in needy if isinstance(each, AvroCodec)] == ["wait.Total", "wait.Handled"] * is_used
+    assert [each for each in needy if isinstance(each, BySchema)] == found * bool(rules == ["by schema"])
+
+
+def test_a_producer_names_the_events_that_it_cannot_send(
+    unregistered: SchemaRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        needs.look_up_schemas()
+    assert "wait.Total cannot be sent: the schema of wait.Total is not registered" in caplog.text
