@@ -40,7 +40,7 @@ class ProtobufCodec(SchemaCodec):
             raise ConfigError(f"{name}: ProtobufCodec takes the class of a message, of version 1, not {cls!r}")
         self._cls, self._given_text = given, text
         descriptor: Any = given.DESCRIPTOR
-        self._name, self._known = descriptor.full_name, dict[tuple[bytes, bytes], str]()
+        self._name, self._known = descriptor.full_name, dict[tuple[bytes, tuple[int, ...]], str]()
         self._file = FileDescriptorProto()
         descriptor.file.CopyToProto(self._file)
         further = [one for one in self._file.dependency if not one.startswith("google/")]
@@ -66,10 +66,10 @@ class ProtobufCodec(SchemaCodec):
         return self.prefix + data
 
     def _decode(self, key: bytes, schema: Schema, data: bytes) -> Any:
-        _, size = indexes(data[len(key) :])
+        path, size = indexes(data[len(key) :])
         start = len(key) + size
         # Fields have numbers only: another message of the file would be read as this one, without a word.
-        which = key, data[len(key) : start]
+        which = key, path  # not its bytes: numbers can be written in any length, and what is known is kept
         found = self._known.get(which)
         if found is None:
             found = self._known[which] = named(schema, data[len(key) :])[0]
