@@ -19,6 +19,8 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 # Modules are compiled when they are first imported: most never are, and all would take longer than the rest.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-compile
 WHEEL := $(BIN)/python -m pip wheel --disable-pip-version-check --no-build-isolation --quiet --no-deps --wheel-dir dist
+# Tests of what decides. Those that wait for threads and processes are about these, and take twice as long when traced.
+OF_CORE = $$(grep -rlE --include='test_*.py' '^from streams\.core' tests/unit tests/property | xargs grep -L '^from tests.unit.waiting')
 BUILT := $(VENV)/.stamp-build
 FOR_DEMO := $(VENV)/.stamp-demo
 FOR_DEV := $(VENV)/.stamp-dev
@@ -64,7 +66,7 @@ pyright: $(FOR_DEV)
 
 core-coverage: export KES_PLAIN = 1
 core-coverage: $(FOR_DEV) ## the deciding code (streams/core): every branch taken by the tests that import it
-	$(BIN)/coverage run -m pytest -q -m "not soak and not nightly" $$(grep -rlE --include='test_*.py' '^from streams\.core' tests/unit tests/property) $(ARGS)
+	$(BIN)/coverage run -m pytest -q -m "not soak and not nightly" $(OF_CORE) $(ARGS)
 	$(BIN)/coverage report --fail-under=100
 
 docs: export KES_PLAIN = 1

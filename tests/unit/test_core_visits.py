@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from streams.core.known_failures import KnownFailures
-from streams.core.origin import is_timer, is_visit, timer_origin
+from streams.core.origin import is_timer, is_visit, timer_origin, window_origin
 from streams.core.policy import Failure
 from streams.core.router import Route, Router
 from streams.core.timers import Timer
@@ -120,6 +120,8 @@ def test_the_event_of_a_key() -> None:
     assert VisitedKey.of("v", state, b"k1", 8).origin == visited.origin, "the same after a restart"
     assert all(is_visit(one.origin) and is_timer(one.origin) for one in others)
     assert not any(is_visit(timer_origin(due, "name")) for due in range(100))
+    windows = {window_origin("w", key, start, start + 1) for key in (b"a", b"b") for start in range(50)}
+    assert (len(windows), all(map(is_visit, windows))) == (100, True)
 
 
 def test_the_failure_of_a_key_is_known_after_a_restart() -> None:

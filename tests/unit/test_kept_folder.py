@@ -9,14 +9,11 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.core import checkpoints
-from streams.core.checkpoints import MARGIN_MS, FolderMark, reason_to_distrust, reason_to_refuse
 from streams.errors import ConfigError
 from streams.records import Change
 from streams.runtime.keeping.folders import folder as folder_module
@@ -24,7 +21,6 @@ from streams.runtime.keeping.folders.entries import Damaged, decode, encode
 from streams.runtime.keeping.folders.folder import Broken, StateFolder, read_mark
 from streams.runtime.keeping.folders.parents import prepare_root
 from tests.unit.kept_kit import (
-    DAY_MS,
     IDENTITY,
     Cut,
     FullDisk,
@@ -76,55 +72,6 @@ def test_changes_come_back_as_they_were_however_they_are_cut(changes: list[Chang
 def test_a_length_that_cannot_be_is_refused() -> None:
     with pytest.raises(Damaged, match="length -2"):
         decode(b"\0\0" + b"\0\0\0\0" + b"\xff\xff\xff\xfe")
-
-
-# -- rule K4, pure -----------------------------------------------------------------------------------------------------
-
-
-def mark_of(**changes: Any) -> FolderMark:
-    fields: dict[str, Any] = {
-        "identity": IDENTITY, "offset": 7, "record": b"{}", "as_of_ms": 10 * DAY_MS, "file": "data-1", "size": 12,
-        "crc": 0, "live": 0,
-    }  # fmt: skip
-    return FolderMark(**{**fields, **changes})
-
-
-@pytest.mark.parametrize("name", ["cluster", "topic", "topic_id", "partition", "codec", "format"])
-def test_a_folder_of_something_else_is_named(name: str) -> None:
-    other = checkpoints.msgspec.structs.replace(IDENTITY, **{name: 9 if name in ("partition", "format") else "other"})
-    reason = reason_to_distrust(mark_of(identity=other), IDENTITY, now_ms=10 * DAY_MS, tombstones_ms=DAY_MS)
-    assert name.replace("_", " ") in reason
-    assert not reason_to_distrust(mark_of(), IDENTITY, now_ms=10 * DAY_MS, tombstones_ms=DAY_MS)
-
-
-@pytest.mark.parametrize(
-    ("age_ms", "good"),
-    [
-        (DAY_MS - MARGIN_MS, True),
-        (DAY_MS - MARGIN_MS + 1, False),
-        (-MARGIN_MS, True),
-        (-MARGIN_MS - 1, False),
-        (-DAY_MS, False),
-    ],
-)
-def test_the_age_of_a_mark_is_compared_with_the_life_of_tombstones(age_ms: int, good: bool) -> None:
-    reason = reason_to_distrust(mark_of(), IDENTITY, now_ms=10 * DAY_MS + age_ms, tombstones_ms=DAY_MS)
-    assert bool(reason) != good
-
-
-def test_the_log_has_to_go_on_where_the_folder_ends() -> None:
-
-    def reason(position: int, end: int, first: tuple[int, bytes, bool] | None) -> str:
-        return reason_to_refuse(7, b"r", position=position, end=end, first=first)
-
-    assert not reason(8, 9, (7, b"r", True)), "the record itself"
-    assert not reason(12, 14, (9, b"x", False)), "compacted away for a younger one"
-    assert not reason(7, -1, None), "nothing is known yet"
-    assert not reason(7, 9, None), "nothing is read yet"
-    assert "rewritten" in reason(8, 9, (7, b"other", True))
-    assert "rewritten" in reason(8, 9, (7, b"r", False))
-    assert "nothing between" in reason(9, 9, None)
-    assert "ends at 7" in reason(7, 7, None)
 
 
 # -- killed at every step ----------------------------------------------------------------------------------------------
