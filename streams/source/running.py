@@ -157,6 +157,7 @@ class SourceRun:
             engine.lookups.statistics(),
             {topic: port.received_bytes for topic, port in zip(topics, engine.inputs, strict=True)},
             leaves.summary(),
+            {route.name: route.handled for route in engine.router.each if route.handled},
         )
 
     @property

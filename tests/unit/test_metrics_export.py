@@ -26,6 +26,7 @@ from streams.metrics import (
     DurableJobEnded,
     EventDuplicate,
     EventFailed,
+    HandlerTimed,
     HeadTried,
     IdMissing,
     IdsForgotten,
@@ -128,6 +129,9 @@ MEASURED: list[tuple[Measurement, dict[str, float]]] = [
     (EventDuplicate(1, 2, "Paid", 3), {"kes_once_duplicates_total type=Paid": 3}),
     (IdMissing(1, "Paid", 2), {"kes_once_missing_total type=Paid": 2}),
     (IdsForgotten(1, 4), {"kes_once_forgotten_total": 4}),
+    (HandlerTimed("Paid", 0.0002),
+     {"kes_handler_seconds_sum type=Paid": 0.0002, "kes_handler_seconds_bucket type=Paid,le=0.0001": 0,
+      "kes_handler_seconds_bucket type=Paid,le=0.00025": 1}),
     (BatchFailed(1, 2, "no"), {"kes_failed_batches_total": 1}),
     (DurableJobEnded("mail", 1, "done"), {"kes_jobs_ended_total name=mail,outcome=done": 1}),
     (CommandHandled(1, "Withdraw", "done", 0.02),
@@ -191,7 +195,7 @@ FULL = SourceStatistics(
      FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
     2,
     (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
-    {"in": 1234},
+    {"in": 1234}, "compiled", {"Paid": 8},
 )  # fmt: skip
 
 
@@ -221,7 +225,8 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_partition_next_offset partition=0": 10, "kes_partition_lag partition=0": 15,
         "kes_input_next_offset partition=0,topic=more": 7, "kes_input_lag partition=0,topic=in": 15,
         "kes_lag_seconds partition=0,topic=in": 2.5, "kes_event_age_seconds partition=0,topic=in": 1.25,
-        "kes_input_bytes topic=in": 1234, "kes_input_awaited partition=0,topic=in": 1,
+        "kes_handled_events type=Paid": 8, "kes_input_bytes topic=in": 1234,
+        "kes_input_awaited partition=0,topic=in": 1,
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_partition_paused partition=0": 1, "kes_partition_events_ahead partition=0": 4,
         "kes_partition_timers partition=0": 5, "kes_parked_keys partition=0": 2, "kes_parked_events partition=0": 9,

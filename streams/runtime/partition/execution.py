@@ -19,6 +19,7 @@ from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
+from streams.metrics import HandlerTimed
 from streams.model.tracing import Carrier, EventSpan, carried, stamped, with_context
 from streams.outcomes import ErrorPolicy, ExecutionState, Retry
 from streams.records import IncomingRecord, TypedRecord
@@ -181,6 +182,8 @@ class Execution:
             error = await self.run(ctx, handle, self._watermark(record, timer), blocking=route.is_blocking, begun=begun)
             begun = None
             if error is None:
+                if timer is None and route.is_sample() and self.seconds:
+                    self._host.measure(HandlerTimed(route.name, self.seconds))
                 return
             store_dirty = True
 
@@ -268,6 +271,7 @@ class Execution:
         unit = self._unit(ctx) if begun is None else begun.unit
         if begun is None:
             unit.begin()
+        began = host.now()
         try:
             answer: Any
             if begun is None:
@@ -293,6 +297,7 @@ class Execution:
                 interjection.result, answer = answer, None
             elif work_of(ctx.timer) is WorkKind.RUN:
                 answer = None
+        self.seconds = host.now() - began if begun is None else 0.0  # 0: not known
         failed = unit.complete(ctx, answer, watermark)
         if failed is not None:
             return failed

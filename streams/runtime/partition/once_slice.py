@@ -111,6 +111,7 @@ def run(
         if len(journal) > written:
             store.undo(journal[written:])
         if position > start:
+            route.handled += position - start - len(passed)
             del outputs[sent:], journal[written:]  # what the failed event has left
             if len(new) > recorded:  # of the event that an interrupt has ended
                 new.popitem()

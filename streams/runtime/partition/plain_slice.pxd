@@ -7,6 +7,7 @@
     outputs=list,
     journal=list,
     position=Py_ssize_t,
+    since=Py_ssize_t,
     sent=Py_ssize_t,
     written=Py_ssize_t,
     own=Py_ssize_t,

@@ -60,7 +60,7 @@ def run(
     number = input_number = first_sent = first_written = 0  # of the run
     next_run, wheres = (stop, []) if inputs is None else (start, inputs.wheres)
     known: list[Any] = [(headers, route, decode, handler, keep)] * len(wheres)  # of each input, as its last run left it
-    position = start
+    position = since = start  # since then the events are of this route
     failure: BaseException | None = None
     # Events that have failed before are still to come: ``Execution`` gives each its known failure.
     if partition.failures.events:
@@ -72,6 +72,10 @@ def run(
             if position == next_run:  # only with several inputs
                 if input_number:
                     name_input(input_number, outputs, first_sent, sent, journal, first_written, written)
+                # Counted here and where the headers change, and so at no price where they do not.
+                if route is not None:
+                    route.handled += position - since
+                since = position
                 # Each input keeps the route of its headers, since runs of two inputs alternate.
                 known[input_number] = headers, route, decode, handler, keep
                 input_number, next_run, _, _ = runs[number]
@@ -80,7 +84,9 @@ def run(
             record = records[position]
             # Mostly the same tuple as that of the record before (``kafka.reading.received``): its handler is known.
             if record.headers is not headers:
-                headers = record.headers
+                if route is not None:
+                    route.handled += position - since
+                since, headers = position, record.headers
                 if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
                     name, version = headers[0][1], None
                 elif tracer is not None and carried(headers):
@@ -149,6 +155,8 @@ def run(
             if len(journal) > written:
                 store.undo(journal[written:])
         if position > start:
+            if route is not None:
+                route.handled += position - since
             del outputs[sent:], journal[written:]  # what the failed event has left
             if inputs is None:
                 partition.watermark = records[position - 1].offset + 1
