@@ -281,7 +281,8 @@ class Retirement:
         if error is None:
             unit.end()
             unit.admit(self._host.pool)  # before the next one has its turn: admission is in the partition's order
-            _count(entry.route, 1)
+            if entry.route is not None:
+                entry.route.handled += 1
             entry.drop()
             buffer.entries.popleft()
             self._left -= 1
