@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from streams.metrics import HandlerTimed, Measurement
 from streams.outcomes import SKIP
 from streams.runtime.partition import hot_path
 from streams.testing import TestDriver
+from streams.testing.simulation.virtual_time import elapse
 from tests.unit.handlers_kit import config
 from tests.vocabulary import KINDS, TOTALS, Added, Named, Total, count, register
 
@@ -26,7 +26,7 @@ def work(ctx: EventContext[Any], event: Any) -> None:
 
 
 async def call(event: Added) -> None:
-    await asyncio.sleep(0.001)
+    await elapse(0.001)
 
 
 def source_of(kind: str, measured: list[Measurement]) -> EventSource[Any]:
@@ -77,7 +77,7 @@ def test_a_sample_of_them_is_timed(kind: str, monkeypatch: pytest.MonkeyPatch) -
 
     @source.register_event_type(Named)
     async def slow(ctx: EventContext[Any], event: Named) -> None:
-        await asyncio.sleep(0.25)
+        await elapse(0.25)
 
     with TestDriver(source) as driver:
         for number in range(8):
