@@ -8,6 +8,7 @@ and with the jar for Spark where there are a JDK and PySpark.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -89,8 +90,15 @@ def compiled(folder: Path) -> tuple[str, list[Path]]:
     if ended.returncode == 0 and len(built) == len([*folder.rglob("*.pxd")]):
         return "", built
     sys.stderr.write(ended.stdout + ended.stderr)
-    said = (ended.stderr.strip() or ended.stdout.strip() or "nothing was compiled").splitlines()
-    return f"its build failed: {said[-1]}", []
+    said = ended.stderr.strip() or ended.stdout.strip() or "nothing was compiled"
+    return f"its build failed: {first_error(said)}", []
+
+
+def first_error(said: str) -> str:
+    """Return what a compiler complains of first (a ``Python.h`` that is not there, say); else the last line, without
+    the compiler's arguments."""
+    found = re.search(r"(?<= error: ).+", said)
+    return found[0] if found else re.sub(r"Command '\[.*\]'", "its command", said.splitlines()[-1])
 
 
 def spark_jar(root: Path, target: Path) -> str:

@@ -3,7 +3,8 @@
 ``python -m benchmarks.engine [HOW] JOB``: ``plain`` (the default), ``batch`` (a batch handler), and with work that
 waits ahead of an event's turn, ``scheduler`` (``AsyncJobScheduler``) and ``concurrency`` (``concurrency=``). With
 ``ahead`` and ``durable`` the work does not wait: by the scheduler, and by a durable job for each event. With
-``parking`` one account in ``bad`` (0: none) fails for a millisecond, ``fails`` times for each event, and is parked.
+``parking`` one account in ``bad`` (0: none) fails for a millisecond, ``fails`` times for each event, and is parked;
+``pace``: the seconds until it is tried again for the first time.
 With ``once`` events are handled once, by their ``id`` (``offset``: all are new; ``account``: all but the first of an
 account are copies; ``none``: without ``once=``), and state and ids are on ``disk`` (``RocksDB``, ``SQLite``), or not.
 Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
@@ -119,7 +120,10 @@ def by_batch(job: Job) -> EventSource[Accounts]:
 
 def parking(job: Job) -> EventSource[Accounts]:
     """Build it with a handler that fails for some accounts."""
-    pace = ParkingConfig(first_retry_seconds=0.1, max_retry_seconds=1.0, max_key_events=1_000_000, max_bytes=1 << 30)
+    first = float(job.options.get("pace", "0.1"))
+    pace = ParkingConfig(
+        first_retry_seconds=first, max_retry_seconds=10 * first, max_key_events=1_000_000, max_bytes=1 << 30
+    )
     source, output = without_handlers(job, error_policy=PARK, parking=pace), job.output
     bad, fails = int(job.options.get("bad", "0")), int(job.options.get("fails", "1"))
 

@@ -227,7 +227,7 @@ NULL: Final = b"null"
 _NO_TEXT: Final = "\ufffd".encode()
 """pydantic's replacement for what is no text in the key of a dict."""
 _IN_JSON: Final = Notation(NULL, (b"true", b"false"), in_minutes=True, keys_as_text=True)
-_IN_MSGPACK: Final = Notation(b"\xc0", (b"\xc2", b"\xc3"))
+_IN_MSGPACK: Final = Notation(b"\xc0", (b"\xc2", b"\xc3"), time=(b"\xff",))
 
 
 class _TypedCodec(Generic[T]):
@@ -271,7 +271,7 @@ class _TypedCodec(Generic[T]):
                 raise EncodeError(f"{self._name} holds {found!r}, which JSON cannot carry; use None, or MsgpackCodec")
         risk, sample = self._risk, self._sample
         if (risk.sampled and sample.is_due) or risk.is_seen(value, data):
-            read_back(self._name, value, data, self._decode, self._allowed, anything=risk.anything)
+            read_back(self._name, value, data, self._decode, self._allowed, risk)
         sample.count += 1
         return data
 
@@ -371,6 +371,7 @@ class PydanticCodec(_TypedCodec[T]):
             always=schema.has_rules,
             sampled=True,
             anything=schema.has_anything,
+            unions=tuple(schema.unions),
         )
         self._encode = partial(adapter.dump_json, by_alias=True, warnings="error")
         self._decode = adapter.validate_json

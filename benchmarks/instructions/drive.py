@@ -17,7 +17,7 @@ import confluent_kafka
 import msgspec
 
 from benchmarks import handwritten
-from benchmarks.engine import by_batch, by_concurrency, by_ids, by_scheduler, source_of
+from benchmarks.engine import MADE, by_batch, by_concurrency, by_scheduler, source_of
 from benchmarks.instructions.scripted import (
     BACKLOG,
     LIVE,
@@ -61,15 +61,16 @@ def by_engine(
     trace: Trace = (),
     inputs: int = 1,
     traffic: Traffic = BACKLOG,
+    each: int = 1,
 ) -> Turns | None:
-    """Drive ``events`` events through the event source. Returns the loop's turns, of live traffic. Raises
-    ``RuntimeError`` if it stops."""
+    """Drive ``events`` events through the event source; ``each`` is committed as so many. Returns the loop's turns, of
+    live traffic. Raises ``RuntimeError`` if it stops."""
     turns = Turns()
     loop = CountedLoop(LIMIT_SECONDS, turns) if traffic.pause else VirtualTimeLoop(LIMIT_SECONDS)
     try:
         found = messages(warm + events, trace, inputs, traffic)
         feed = PacedFeed(found, traffic, loop.time) if traffic.pause else Feed(found)
-        loop.run_main(_drive_engine(loop, made(JOB), meter, feed, warm, events, traffic, turns))
+        loop.run_main(_drive_engine(loop, made(JOB), meter, feed, warm, events, traffic, turns, each))
     finally:
         loop.close()
     return turns if traffic.pause else None
@@ -84,6 +85,7 @@ async def _drive_engine(
     events: int,
     traffic: Traffic,
     turns: Turns,
+    each: int,
 ) -> None:
     fibers = Fibers(loop)
     place = {"feed": feed, "meter": meter, "pause": staticmethod(fibers.pause), "turns": turns}
@@ -106,7 +108,7 @@ async def _drive_engine(
             feed.allow(count)
             if traffic.pause:  # looks at it would be the loop's turns, too
                 await elapse(count / traffic.together * traffic.pause)
-            while source._run.engine is None or source._run.engine.committed_events < count:
+            while source._run.engine is None or source._run.engine.committed_events < count * each:
                 await elapse(POLL_SECONDS)
                 if running.done():
                     await running
@@ -190,9 +192,9 @@ def two_inputs(job: Job) -> EventSource[Any]:
     return source
 
 
-def all_new(job: Job) -> EventSource[Any]:
-    """Build an event source whose events are handled once, and are all new."""
-    return by_ids(msgspec.structs.replace(job, options={"id": "offset"}))
+def with_options(name: str, job: Job, **options: str) -> EventSource[Any]:
+    """Build an event source of ``benchmarks.engine`` with these options."""
+    return MADE[name](msgspec.structs.replace(job, options=options))
 
 
 def with_metrics(made: Callable[[Job], EventSource[Any]], job: Job) -> EventSource[Any]:
@@ -219,7 +221,10 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], Turns | None]] = {
     "engine": partial(by_engine, source_of),
     "two-inputs": partial(by_engine, two_inputs, inputs=2),
     "batch": partial(by_engine, by_batch),
-    "once": partial(by_engine, all_new),
+    "once": partial(by_engine, partial(with_options, "once", id="offset")),
+    "copies": partial(by_engine, partial(with_options, "once", id="account")),
+    "parked": partial(by_engine, partial(with_options, "parking", bad="100", fails="1000000")),
+    "durable": partial(by_engine, MADE["durable"], each=2),
     "scheduler": partial(by_engine, by_scheduler),
     "concurrency": partial(by_engine, by_concurrency),
     "metrics": partial(by_engine, partial(with_metrics, source_of)),
@@ -230,6 +235,7 @@ SYSTEMS: dict[str, Callable[[Meter, int, int], Turns | None]] = {
     "live": partial(by_engine, source_of, traffic=LIVE),
     "hand-written": by_hand,
 }
-"""Plain handler, with one input and with two; batch handler; plain handler with ``once=``; ``AsyncJobScheduler``,
-``concurrency=``; the first and the scheduler with their metrics exported, the first with traces of which no event is
-part, both with every event sampled; the first with live traffic; and the loop written by hand."""
+"""Plain handler, with one input and with two; batch handler; plain handler with ``once=``, all new, and all copies; one
+key in a hundred parked; a durable job for each event; ``AsyncJobScheduler``, ``concurrency=``; the first and the
+scheduler with their metrics exported, the first with traces of which no event is part, both with every event sampled;
+the first with live traffic; and the loop written by hand."""

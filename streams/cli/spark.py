@@ -58,9 +58,6 @@ def run(
 
     SIGINT, SIGTERM and SIGHUP stop each query after its current batch; a second signal stops it at once.
 
-    A Python worker caches the connections of 16 partitions. Queries that read more partitions per executor core
-    reconnect in each micro-batch, which is slow; a worker logs it.
-
     Exit codes: 0 finished or stopped; 1 a problem to solve first (the message names it); 2 wrong usage; 70 a query
     failed too often.
     """

@@ -79,7 +79,8 @@ _SILENT: Final = {"title", "extra_fields_behavior", "validate_by_name", "validat
 
 class PydanticSchema:
     """The description of a pydantic type, from the core schema of its ``TypeAdapter``: ``losses``; ``has_rules``, which
-    only a reader finds broken; ``has_anything``, a part of any class; and ``classes``, those of its fields."""
+    only a reader finds broken; ``has_anything``, a part of any class; ``classes``, those of its fields; and ``unions``,
+    paths of what may be of several classes, each of which tells the reader something else."""
 
     def __init__(self, core: Any) -> None:
         self._refs: dict[str, Any] = {}
@@ -87,6 +88,7 @@ class PydanticSchema:
         self.losses: list[Loss] = []
         self.has_rules = self.has_anything = False
         self.classes: list[type] = []
+        self.unions: list[str] = []
         self._walk(core, "", {}, is_own=False)
 
     def _walk(self, node: Any, path: str, config: dict[str, Any], *, is_own: bool) -> None:
@@ -121,8 +123,17 @@ class PydanticSchema:
                 return
         if kind == "json" and not is_own:
             self._lose(path, "Json[...] is written as the value, and read from text", "Give it the type inside")
-        if kind == "dict" and (node.get("keys_schema") or {}).get("type") in ("tuple", "nullable", "none"):
-            self._lose(path, "tuples and None are written as text as keys of a dict", "Give it keys of text, or a list")
+        if kind == "dict":
+            keys = (node.get("keys_schema") or {}).get("type")
+            if keys in ("tuple", "nullable", "none"):
+                way = "Give it keys of text, or a list"
+                self._lose(path, "tuples and None are written as text as keys of a dict", way)
+            self.has_rules |= keys == "int"  # a bool is one, and is written as "True"
+        if node.get("now_op") == "future":
+            reason = "a time in the future is read as long as it is in the future"
+            self._lose(path, reason, "Give it date or datetime, and check it where it comes from")
+        if kind == "union" and not any(isinstance(one, dict) and one.get("type") == "any" for one in node["choices"]):
+            self.unions.append(path)
         if kind in ("model", "dataclass"):
             self._class(node, path)
             config = node.get("config") or {}
@@ -144,24 +155,31 @@ class PydanticSchema:
         fields = node.get("fields") or {}
         if isinstance(fields, list):  # of a dataclass: its names, and further in its fields
             fields = {field["name"]: field for field in fields if isinstance(field, dict)}
+        computed = {field["property_name"]: field for field in node.get("computed_fields") or ()}
+        used: dict[str, str] = {}  # names that are written, and by what
+        for name, field in (*fields.items(), *computed.items()):
+            if not field.get("serialization_exclude"):
+                written = field.get("serialization_alias") or field.get("alias") or name
+                if (other := used.setdefault(written, name)) != name:
+                    reason = f"it is written as {written!r}, as {other} is"
+                    self._lose(joined(path, name), reason, "Give each field its own name")
         for name, field in fields.items():
             here = joined(path, name)
             self.has_rules |= any(field[key] not in (None, False) for key in field.keys() - _STRUCTURE)
             if field.get("serialization_exclude"):
                 self._lose(here, "it is excluded when the model is written", "Write it, or keep it elsewhere")
+            self.has_rules |= field.get("init") is False  # of a dataclass: it is written, and not read
             written = field.get("serialization_alias") or name
             read = _read_as(name, field.get("validation_alias"), config)
             if written not in read:
                 reason = f"it is written as {written!r} and read as {' or '.join(map(repr, read)) or 'a path'}"
                 self._lose(here, reason, "Give it one alias for both: Field(alias=...)")
             self._walk(field.get("schema"), here, config, is_own=is_own)
-        for field in node.get("computed_fields") or ():
+        for name in computed:
             extra = config.get("extra_fields_behavior")
             if extra in ("forbid", "allow"):
                 reason = f"a computed field is written, and extra={extra!r} does not read it as one"
-                self._lose(
-                    joined(path, field["property_name"]), reason, "Make it a plain property, or ignore extra fields"
-                )
+                self._lose(joined(path, name), reason, "Make it a plain property, or ignore extra fields")
 
     def _lose(self, path: str, reason: str, way_out: str) -> None:
         self.losses.append(Loss(path, reason, way_out))

@@ -26,7 +26,7 @@ MOVED: Final = {
     "transaction=committing",
     ("streams.cli", "streams.cli"): "transactions=txn",
     ("streams.clients", "streams.kafka"): "connection permissions settings translate",
-    ("streams.clients", "streams.kafka.group"): "group_coordinator=wire_link "
+    ("streams.clients", "streams.kafka.group"): "group_coordinator=membership "
     "librdkafka_connect=broker_membership librdkafka_group=broker_group librdkafka_membership=broker_membership "
     "membership status_board",
     ("streams.clients", "streams.kafka.questions"): "admin cluster_view group_checks group_view hanging_transactions "

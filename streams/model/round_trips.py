@@ -51,7 +51,7 @@ class Risk(NamedTuple):
     ``classes``: of records within, whose subclasses write what is not read. ``always``: every value is suspect.
     ``times``: fields whose times may move. ``booleans``: as they are written, and ``expected``, how many. ``sampled``:
     what is written of a value does not tell, so some are read. ``anything``: a part may be of any class, so it comes
-    back as plain data.
+    back as plain data. ``unions``: paths of parts that may be of several classes, and must come back as of the same.
     """
 
     kinds: Kinds = ()
@@ -63,6 +63,7 @@ class Risk(NamedTuple):
     expected: int = 0
     sampled: bool = False
     anything: bool = False
+    unions: tuple[str, ...] = ()
 
     def is_seen(self, value: Any, data: bytes) -> bool:
         """Check whether a value, or what was written of it, is suspect."""
@@ -101,7 +102,7 @@ def quick_encoder(
 ) -> Callable[[Any], bytes]:
     """Return an encoder that looks at a risk without its ``kinds``; ``careful`` has what does not come back, and the
     values of the sample."""
-    _, needles, classes, always, times, booleans, expected, sampled, _ = risk
+    _, needles, classes, always, times, booleans, expected, sampled, *_ = risk
     within: list[Callable[[], Any]] = [cls.__subclasses__ for cls in classes]
     if booleans and not expected:
         needles, booleans = (*needles, *booleans), ()  # a search is cheaper than a count
@@ -168,12 +169,14 @@ _RULES: Final = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_lengt
 
 
 class Notation(NamedTuple):
-    """A format's way to write ``none`` and ``booleans``. ``in_minutes``: offsets of times. ``keys_as_text``: all."""
+    """A format's way to write ``none`` and ``booleans``. ``in_minutes``: offsets of times. ``keys_as_text``: all.
+    ``time``: bytes of every time that is not text."""
 
     none: bytes
     booleans: tuple[bytes, bytes]
     in_minutes: bool = False
     keys_as_text: bool = False
+    time: tuple[bytes, ...] = ()
 
 
 def risk_of(root: Any, written: Notation) -> Risk:
@@ -197,9 +200,8 @@ def risk_of(root: Any, written: Notation) -> Risk:
         always |= any(isinstance(node, inspect.BoolType | inspect.AnyType) for node in type_nodes(others))
     else:
         booleans = ()
-    needles = (
-        [b"T"] if any(isinstance(node, inspect.DateType) for node in rest) else []
-    )  # a datetime may be one of them
+    # A datetime may be one of them: in text, or as an extension (-1) of msgpack.
+    needles = [b"T", *written.time] if any(isinstance(node, inspect.DateType) for node in rest) else []
     anything = any(isinstance(node, inspect.AnyType) for node in rest)
     if rest and not anything and not any(isinstance(node, inspect.NoneType) for node in type_nodes([*fields.values()])):
         needles.append(written.none)
@@ -250,7 +252,8 @@ def _kinds(field: Any) -> tuple[type, ...]:
     found = [part.cls if isinstance(part, inspect.EnumType) else _KINDS.get(type(part)) for part in parts]
     if not field.required and field.default is field.default_factory is msgspec.NODEFAULT:
         found.append(msgspec.UnsetType)
-    return () if None in found else tuple(filter(None, found))
+    # Only the first one is looked at for what is not finite.
+    return () if None in found else tuple(sorted(filter(None, found), key=lambda kind: kind is not float))
 
 
 def _has_rule(node: Any) -> bool:
@@ -263,12 +266,11 @@ def read_back(
     data: bytes,
     decode: Callable[[bytes], Any],
     allowed: Collection[str],
-    *,
-    anything: bool = False,
+    risk: Risk,
 ) -> None:
     """Read what was written of a value. Raises ``EncodeError``, which names the field, if it is not readable, or
-    another value. ``anything``: a part may be of any class; if it comes back as plain data, that is logged once for
-    each class, and refused in tests."""
+    another value. Where a part may be of any class, its coming back as plain data is logged once for each class of
+    values, and refused in tests."""
     try:
         again = decode(data)
     except MemoryError:
@@ -278,9 +280,9 @@ def read_back(
         raise EncodeError(text) from cause(error)
     if is_equal(value, again):
         return
-    if wrong := difference(value, again, allowed, classes="some" if anything else "most"):
+    if wrong := difference(value, again, allowed, classes="some" if risk.anything else "most", unions=risk.unions):
         raise EncodeError(_told(name, wrong))
-    if anything and (wrong := difference(value, again, allowed, classes="all")):
+    if risk.anything and (wrong := difference(value, again, allowed, classes="all")):
         if EVERYTHING[0]:
             raise EncodeError(_told(name, wrong))
         if name not in _said:
@@ -310,8 +312,16 @@ Classes = Literal["some", "most", "all"]
 anything else); or each, of a list for a tuple, too."""
 
 
-def difference(value: Any, again: Any, allowed: Collection[str] = (), path: str = "", classes: Classes = "some") -> str:
+def difference(
+    value: Any,
+    again: Any,
+    allowed: Collection[str] = (),
+    path: str = "",
+    classes: Classes = "some",
+    unions: Collection[str] = (),
+) -> str:
     """Name the first field that came back as another value; empty if none can be named."""
+    classes = "all" if path in unions else classes
     where = path or "it"
     names = names_of(type(value))
     if path in allowed:
@@ -325,7 +335,7 @@ def difference(value: Any, again: Any, allowed: Collection[str] = (), path: str 
                 (path if name == _EXTRA else joined(path, name), getattr(value, name, None), getattr(again, name, None))
                 for name in names
             )
-            return next(filter(None, (difference(a, b, allowed, below, classes) for below, a, b in parts)), "")
+            return next(filter(None, (difference(a, b, allowed, below, classes, unions) for below, a, b in parts)), "")
         is_other = names_of(type(again)) is not None or classes == "all"
         return f"{where} {kinds}, without what that lacks" if is_other else ""
     if isinstance(value, dict | list | tuple) and isinstance(again, dict | list | tuple):
@@ -338,7 +348,7 @@ def difference(value: Any, again: Any, allowed: Collection[str] = (), path: str 
             pairs = ((value[key], again[key]) for key in value if key in again)
             if classes != "some" and (lost := next((key for key in value if key not in again), None)) is not None:
                 return f"{where} has the key {lost!r:.40}, and comes back without it"
-        return next(filter(None, (difference(a, b, allowed, path, classes) for a, b in pairs)), "")
+        return next(filter(None, (difference(a, b, allowed, path, classes, unions) for a, b in pairs)), "")
     if (value is None) != (again is None):
         return f"{where} {kinds}"
     is_number = isinstance(value, int | float) and isinstance(again, int | float)
@@ -363,7 +373,7 @@ _EXTRA: Final = "__pydantic_extra__"
 def _is_other(value: Any, again: Any, classes: Classes) -> bool:
     """Check whether a value comes back as one of a class that is not what its field makes of it: a list is a tuple
     there, a name a member, a number a decimal."""
-    if is_equal(value, again) or isinstance(again, Enum | Decimal):
+    if is_equal(value, again) or (isinstance(again, Enum | Decimal) and classes != "all"):
         return False
     if isinstance(value, Enum) and classes != "all":  # pydantic's use_enum_values
         return not is_equal(value.value, again)

@@ -256,6 +256,9 @@ def _endpoint(site: Site, each: Endpoint) -> Callable[[Request], Awaitable[Respo
     async def answer(request: Request) -> Response:
         if request.state.session.scope < each.right:
             return refused(403, f"this token may not {each.right.name.lower()}")
+        if unknown := sorted(request.query_params.keys() - each.parameters.keys()):  # a misspelt one asks for more
+            known = ", ".join(each.parameters) or "none"
+            return refused(400, f"there is no parameter {harmless(unknown[0])[:80]!r}; there are: {known}")
         try:
             found = await each.answer(site, request)
         except RequestRefused as refusal:

@@ -48,6 +48,8 @@ class LetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> LetterFilter:
         """Read the parameters of a request; empty ones count as missing. Raises ``QuestionRefused``."""
+        if unknown := sorted(parameters.keys() - {*cls.__struct_fields__}):  # without it more letters would be chosen
+            raise QuestionRefused(f"there is no filter {harmless(unknown[0])[:80]!r}")
         given = {name: parameters[name] for name in cls.__struct_fields__ if parameters.get(name)}
         if given.get("partition", "").lower() == "null":  # which would be read as none
             raise QuestionRefused("the filter cannot be read: partition is a number")

@@ -130,6 +130,8 @@ def _found(value: Any, problem: str = "") -> dict[str, Any]:
 
 def _proof_of(parameters: Mapping[str, str]) -> AskedProof:
     given = {name: parameters[name] for name in AskedProof.__struct_fields__ if parameters.get(name)}
+    if "null" in map(str.lower, given.values()):  # which would be read as none
+        raise QuestionRefused("the question cannot be read: null is no value")
     try:
         return msgspec.convert(given, AskedProof, strict=False)
     except msgspec.ValidationError as error:

@@ -42,9 +42,9 @@ ENDLESS = 1_000_000_000
 was for has begun, on a machine that stands still for seconds, and then there is no work left that could go on."""
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE, step: float = 0.05) -> None:
     """Wait for a condition that takes its time to be looked at."""
-    waiting.wait_until(condition, what, seconds, step=0.05)
+    waiting.wait_until(condition, what, seconds, step)
 
 
 def let_pass(seconds: float) -> None:

@@ -88,13 +88,13 @@ class Seat:
 
         async def leave(*_: Any) -> None: ...
 
-        self.membership._link.leave = leave
+        self.membership._protocol.leave = leave
         self.close()
 
     def freeze(self) -> Callable[[], None]:
         """No heartbeats until what is returned is called."""
         thawed = threading.Event()
-        line = self.membership._link._protocol._line  # its thread is that of all members of the process
+        line = self.membership._protocol._line  # its thread is that of all members of the process
         ready = line.ready
 
         async def ready_later() -> Any:

@@ -90,10 +90,12 @@ class CommandHistory:
         driver, self.is_broken = self.driver, False
         for number in driver.members:
             driver.thaw(number)
-        if not driver.members:
-            driver._world.start(0)
-        _, late = await asyncio.wait(self.clients, timeout=600) if self.clients else ((), ())
-        assert not late, f"{len(late)} clients know nothing after ten minutes"
+        until, late = driver.now + 600, self.clients
+        while late:
+            if not driver.members:  # the last one may have been on its way out
+                driver._world.start(0)
+            _, late = await asyncio.wait(late, timeout=10)
+            assert driver.now < until, f"{len(late)} clients know nothing after ten minutes"
 
     def _begin(self, id: str) -> None:
         chance = self.chance
@@ -143,7 +145,7 @@ class CommandHistory:
     def _learn(self, id: str, key: str, answer: Any, content: bytes) -> None:
         try:
             found: Any = self.rules.done(answer.reply, content, {}, "")
-            learnt = ("done", found.version, found.count, found.events)
+            learnt: tuple[Any, ...] = ("done", found.version, found.count, found.events)
         except Rejected as error:
             learnt = ("rejected", answer.reply.version, str(error.data))
         except VersionConflict as error:
@@ -176,7 +178,7 @@ class CommandHistory:
         assert sum(there.values()) == done, "an id has not had one effect"
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(nightly(seed) for seed in range(6, 300))])
+@pytest.mark.parametrize("seed", [*range(6), 270, *(nightly(seed) for seed in range(6, 300) if seed != 270)])
 def test_any_history_of_commands_has_one_effect_and_one_answer_an_id(seed: int) -> None:
     CommandHistory(seed).run(40)
 

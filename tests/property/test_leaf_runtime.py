@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,7 +201,15 @@ def handled(store: Store, ctx: Any, given: Sum) -> Any:
     return {"answer": 7, "complete": ExecutionState.COMPLETE}.get(deed)
 
 
-def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool, observed: bool = False) -> Any:
+def ran(
+    module: Any,
+    records: list[Any],
+    start: int,
+    stop: int,
+    journalled: bool,
+    observed: bool = False,
+    parked: Sequence[int] = (),
+) -> Any:
     calls: list[Any] = []
     store = Store(calls)
     decode = event_type_of(Sum).bare_decode
@@ -242,7 +251,13 @@ def ran(module: Any, records: list[Any], start: int, stop: int, journalled: bool
         message_limit=100,
         pool=SimpleNamespace(admit=lambda *given, events: calls.append((*given, events))),
     )
-    found = repr((outcome(module.run, partition, host, records, start, stop), calls, partition.watermark, route.plain))
+
+    def queue(record: Any) -> list[Change] | None:
+        calls.append(("queue", record.offset))
+        return None if record.value == b'{"number":0}' else [Change(b"queue", None), Change(b"piece", record.value)]
+
+    given = partition, host, records, start, stop, None, (), parked, queue
+    found = repr((outcome(module.run, *given), calls, partition.watermark, route.plain))
     return found.replace("TypeError('Cannot convert object to Change')", repr(AttributeError(NO_CHANGE)))
 
 
@@ -266,6 +281,7 @@ def record_of(offset: int, number: int, kind: str) -> IncomingRecord:
 kinds = st.sampled_from(
     ["plain"] * 12
     + ["row"] * 3
+    + ["parked"] * 3
     + [*KEPT, "other", "none", "two", "null", "rubbish", "lost value", "lost headers", "lost offset"]
 )
 numbers = st.integers(0, len(DEEDS) - 1)
@@ -276,11 +292,14 @@ numbers = st.integers(0, len(DEEDS) - 1)
 @example([(0, "plain")] * 6, True, True, 0)
 @example([(1, "plain"), (1, "row"), (0, "row"), (1, "row"), (4, "plain"), (5, "plain")], True, False, 0)
 @example([(1, "row"), (1, "unreadable row")], False, False, 0)
+@example([(1, "parked"), (1, "plain"), (1, "parked"), (2, "parked"), (5, "plain")], True, False, 0)
+@example([(1, "plain"), (1, "parked"), (0, "parked"), (1, "plain")], True, False, 0)
 def test_slices_run_alike(made: list[tuple[int, str]], journalled: bool, observed: bool, start: int) -> None:
     start = min(start, len(made))
+    records = [record_of(40 + at, *one) for at, one in enumerate(made)]
+    parked = [at for at, (_, kind) in enumerate(made) if kind == "parked" and at >= start]
     ours, theirs = (
-        ran(module, [record_of(40 + at, *one) for at, one in enumerate(made)], start, len(made), journalled, observed)
-        for module in (plain_slice, PLAIN_SLICE)
+        ran(module, records, start, len(made), journalled, observed, parked) for module in (plain_slice, PLAIN_SLICE)
     )
     assert ours == theirs
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from streams.kafka.group.broker_group import RosterTakeOver
 from streams.kafka.group.broker_membership import BrokerMembership
-from streams.kafka.group.broker_protocol import BrokerLink
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import Code
@@ -22,7 +21,7 @@ from streams.testing.simulation.faults import Strike
 from streams.testing.simulation.virtual_time import VirtualTimeLoop
 from streams.testing.simulation.wire_requests import Request
 
-from .member_kit import Member, SimLink, until
+from .member_kit import Member, until
 from .wire_asker import GROUP, Asker, run
 
 SESSION, BEAT = 6.0, 0.5
@@ -202,9 +201,6 @@ class SharedGroup:
         return request.encoded(results=[of(error_code=code, resource_name=GROUP, resource_type=32, configs=entries)])
 
 
-class _Link(SimLink, BrokerLink): ...
-
-
 class BrokerMember(Member):
     """A member of such a group."""
 
@@ -217,8 +213,8 @@ class BrokerMember(Member):
     def made(self, client: WireClient, settings: GroupSettings) -> BrokerMembership:
         self.client = client
         self.take_over = RosterTakeOver(client, GROUP, "topic")
-        link = _Link(client, settings, self.machine.loop.time)
-        return BrokerMembership(link, settings, self.take_over, lambda: self.is_alive, self.transaction_ms)
+        clock = self.machine.loop.time
+        return BrokerMembership(client, settings, self.take_over, lambda: self.is_alive, self.transaction_ms, clock)
 
 
 Scene = Callable[[Asker, SharedGroup], Coroutine[Any, Any, None]]

@@ -11,8 +11,8 @@ import msgspec
 
 from streams.codecs import RESERVED_KEY_PREFIX
 from streams.core.checkpoints import FolderMark
+from streams.core.jobs import COUNTER
 from streams.core.manifests import decode_manifest
-from streams.core.parking import is_parked
 from streams.core.seen import digest_of
 from streams.core.timers import Timer
 from streams.disk import SQLite
@@ -23,10 +23,11 @@ from streams.runtime.keeping.folders.entries import Damaged, decode_pieces
 from streams.runtime.keeping.folders.folder import StateFolder
 from streams.runtime.partition.dead_letters import PREFIX
 from streams.runtime.partition.parking_acts import LetGo
+from streams.runtime.partition.timers import is_own
 from streams.stores.framed import OWN
 from streams.testing.simulation.broker import Log, LogEntry
 
-from . import once_program, program
+from . import jobs_program, once_program, program
 
 CHANGELOG, DEAD_LETTERS = "sim.in.changelog", "sim.in.dead-letters"
 EXPECTED = (MembershipLost, NotOwned, Stopped, RecordRefused)
@@ -72,11 +73,11 @@ class Judge:
         return {key[len(SEEN_PREFIX) :] for key in last if key.startswith(SEEN_PREFIX)}
 
     def rings_left(self) -> int:
-        """Timers that will ring soon, and the records of parked keys."""
-        partitions = range(self._plan.partitions) if self._plan.timers or self._plan.parks else ()
+        """Timers that will ring soon, and the records of parked keys and of jobs."""
+        partitions = range(self._plan.partitions) if self._plan.timers or self._plan.parks or self._plan.jobs else ()
         now_ms = self._world.loop.time() * 1000
         timers = [timer for number in partitions for timer in self.timers(number).values()]
-        return sum(is_parked(timer.name) or timer.due_ms < now_ms + 1e6 for timer in timers)
+        return sum((is_own(timer.name) and timer.name != COUNTER) or timer.due_ms < now_ms + 1e6 for timer in timers)
 
     def judge(self) -> None:
         """At the very end."""
@@ -100,7 +101,7 @@ class Judge:
             self._compare(f"ids of {log.partition}", {*map(_digest, ids)}, self.ids(log.partition))
             dead = self._broker.log(DEAD_LETTERS, log.partition)
             there = [record.value for record in dead.committed(0, dead.end)]
-            if self._plan.struck:  # an operator's letters come when he asks
+            if self._plan.struck or self._plan.jobs:  # letters come when an operator asks, and from parked keys
                 letters.sort()
                 there.sort()
             self._compare(f"dead letters of {log.partition}", letters, there)
@@ -206,12 +207,21 @@ class Judge:
             self._compare(
                 f"{topic} of {partition}", list(range(1, count + 1)), [t.value for t in self._totals(topic, partition)]
             )
+        told = [event_type_of(jobs_program.Told).decode(value) for value in self._of(jobs_program.ENDS, partition)]
+        count = state.pop(jobs_program.ENDS_KEY, 0)
+        self._compare(f"what is told of jobs of {partition}", [*range(1, count + 1)], [one.value for one in told])
+        self._world.receiver.judge(partition, told)
+        self._world.watch.counts["jobs"] += sum(one.what in ("ended", "failed") for one in told)
         return state
 
     def _totals(self, topic: str, partition: int) -> list[program.ValueAt]:
         """What the partition's interjections, or timers, sent."""
+        return [event_type_of(program.ValueAt).decode(value) for value in self._of(topic, partition)]
+
+    def _of(self, topic: str, partition: int) -> list[bytes]:
+        """The records that have this partition as their key."""
         return [
-            event_type_of(program.ValueAt).decode(record.value)
+            record.value or b""
             for log in self._partitions(topic)
             for record in log.committed(0, log.end)
             if record.key == b"%d" % partition
@@ -233,11 +243,15 @@ class Judge:
         self._world.watch.counts["rang"] += len(rung)
         self._compare(f"timers that rang of {log.partition}", rings, rung)
         timers = self.timers(log.partition)
-        self._compare(f"parked keys of {log.partition}", [], [name for name in timers if is_parked(name)])
+        self._compare(
+            f"parked keys and jobs of {log.partition}",
+            [],
+            [name for name in timers if is_own(name) and name != COUNTER],
+        )
         left = {
             name: event_type_of(program.AlarmRing).decode(t.value).offset
             for name, t in timers.items()
-            if not is_parked(name)
+            if not is_own(name)
         }
         self._compare(f"timers that are left of {log.partition}", reminders, left)
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 from streams.core.assignor import sticky_plan
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.membership import GroupMembership
-from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.connection import connect
 from streams.kafka.wire.security import PLAINTEXT
@@ -59,14 +58,14 @@ class Machine:
         return max(0.0, self.frozen_until - self.loop.time())
 
 
-class SimLink(WireLink):
+class SimClient(WireClient):
     """Its caller is on the loop: it does not wait."""
 
-    def call(self, work: Callable[[], Any], deadline: float) -> None:
-        self.departure = self._client.spawn(work())
+    def call(self, work: Callable[[], Any], deadline: float) -> Any:
+        self.departure = self.spawn(work())
 
-    def close(self, timeout_seconds: float) -> None:
-        self.departure.add_done_callback(lambda _: super(SimLink, self).close(timeout_seconds))
+    def close(self, timeout_seconds: float = 0.0) -> None:
+        self.departure.add_done_callback(lambda _: super(SimClient, self).close(timeout_seconds))
 
 
 class Member:
@@ -76,7 +75,7 @@ class Member:
         self.machine, self.releases, self.name, self.partitions = Machine(asker), releases, name, partitions
         network = SimNetwork(cast("Process", self.machine), asker.wire)
         connecting = partial(connect, client_id=name, security=PLAINTEXT, needed={})
-        client = WireClient(network.addresses, name, loop=asker.loop, connecting=connecting)
+        client = SimClient(network.addresses, name, loop=asker.loop, connecting=connecting)
         checked = GroupSettings(
             group_id=GROUP,
             topic="topic",
@@ -96,8 +95,7 @@ class Member:
 
     def made(self, client: WireClient, settings: GroupSettings) -> GroupMembership:
         """Make the membership."""
-        link = SimLink(client, settings, self.machine.loop.time)
-        return GroupMembership(link, settings, lambda: self.is_alive, self.sequence)
+        return GroupMembership(client, settings, lambda: self.is_alive, self.sequence, self.machine.loop.time)
 
     def _hear(self, event: GroupEvent) -> None:
         self.events.append(event)

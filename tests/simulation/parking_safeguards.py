@@ -28,6 +28,13 @@ def no_changes(*_: Any, **__: Any) -> Changes:
 
 left_out("first_event_of_a_queue_is_not_in_it", ParkedKeys, "begun", no_changes, "P1", P)
 left_out("later_event_is_not_in_its_queue", ParkedEvents, "behind", no_changes, "P1", P)
+
+
+@instead(ParkedEvents, "in_slice", "P1", P, seed=1)
+def events_queue_beside_the_transaction_of_their_slice(original: Any, self: ParkedEvents, record: Any) -> Any:
+    return None if original(self, record) is None else []
+
+
 edited(
     "work_that_has_ended_has_its_turn_whatever_is_parked",
     Retirement, "retire", "first.is_given_up or first.record.key in self._partition.timers.parked.keys",
@@ -38,7 +45,7 @@ edited(
     Retirement, "retire", "first.is_given_up or first.record.key in self._partition.timers.parked.keys",
     "False", "P2", P,
 )  # fmt: skip
-left_out("slices_pass_parked_keys", hot_path, "_before_parked", lambda *given: given[-1], "P3", P)
+left_out("slices_pass_parked_keys", hot_path, "parked_places", lambda *_: [], "P3", P)
 edited("single_events_pass_parked_keys", Execution, "one", "self._partition.queue_of(record)", "None", "P3", P)
 left_out("head_stays_when_its_effects_are_there", ParkedHeads, "_left", no_changes, "P4", P)
 

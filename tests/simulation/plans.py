@@ -62,6 +62,8 @@ class Plan(Conditions, frozen=True, kw_only=True):
     """Some events are parked, and handled in a later attempt."""
     once: bool = False
     """Some events are handled once, by an id that others have, too."""
+    jobs: bool = False
+    """Some events start durable jobs, or cancel them."""
     struck: bool = False
     """An operator acts on parked keys, events end processes that try them, and some have no key."""
 
@@ -73,6 +75,7 @@ AHEAD = frozenset(
 )
 PARKED_KINDS = ("Parked", "ParkedTurn", "ParkedFetch", "ParkedBulk", "Add")
 ONCE_KINDS = ("Single", "Single", "SingleTurn", "SingleBulk", "Add")
+JOBS_KINDS = ("Hire", "Hire", "HireNamed", "HireNamed", "Fire", "HireThread", "HireFails", "HireDeath", "Add")
 STRUCK_KINDS = (*PARKED_KINDS[:-1], "ParkedDeath", "Add")
 BULK_KINDS = (("Bulk",), ("Bulk", "Bulk", "Bulk", "Add"), ("Bulk", "Bulk", "Slow", "Turn", "Flaky"))
 CALLS = ("send", "commit", "flush", "abort", "init", "ask", "member", "leader")
@@ -361,6 +364,20 @@ APART: Profiles = {
         "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
         "actions": _actions(rng, (*COMING, "crash", "freeze", "evict", "compact"), 10),
         "calm_at": 20.0,
+    },
+    # Durable jobs run while members come and go, die and freeze, and transactions are lost; some keys are parked.
+    "jobs": lambda rng: {
+        "kinds": (*rng.sample(JOBS_KINDS, rng.choice((2, 5, 9))), *rng.choice(((), ("Parked",)))),
+        "jobs": True,
+        "parks": True,
+        "partitions": rng.choice((1, 2)),
+        "records": rng.choice((30, 60)),
+        "strategies": ((rng.choice(("incremental", *ALL_STRATEGIES)),),),
+        "patient": rng.random() < 0.2,
+        "drain_timeout": rng.choice((0.3, 8.0)),
+        "strikes": dict.fromkeys(("send", "commit", "flush"), rng.choice((0.0, 0.03))),
+        "actions": _actions(rng, (*COMING, *COMING, "crash", "freeze", "evict", "compact"), 14),
+        "calm_at": 15.0,
     },
 }
 """Not among those that seeds take in turn."""

@@ -25,7 +25,7 @@ from streams.stores import Heap, Index, NamedTable, Stores, Table, Window, Windo
 from streams.stores.table import DiskTable
 from streams.testing.simulation.virtual_time import elapse
 
-from . import once_program, parked_program
+from . import jobs_program, once_program, parked_program
 from .plans import Plan
 
 GROUP, TOPIC, OUT, TICKS, TOKENS, RINGS = "sim", "in", "out", "ticks", "tokens", "rings"
@@ -65,6 +65,12 @@ PURPOSES = {
     "Single": "handled once by its key and amount; one in four fails for good: dead letter",
     "SingleTurn": "the same by a concurrent handler",
     "SingleBulk": "the same in lists",
+    "Hire": "starts a job that fails `amount` times, in the order of its key; the end of some starts another one",
+    "HireNamed": "starts a job by the name of its key, after `amount` seconds: it takes the place of the former one",
+    "HireThread": "starts a job on a thread",
+    "HireDeath": "starts a job that ends its process",
+    "HireFails": "starts a job, and fails for good: dead letter",
+    "Fire": "cancels the job by the name of its key",
     "ParkedDeath": "parks its key, then ends its process, `amount` times, then succeeds",
 }
 KINDS: dict[str, Any] = {
@@ -329,6 +335,8 @@ def build(plan: Plan, instance: str, strategies: tuple[str, ...], process: Any) 
         _register_ahead(source, process, add)
     if plan.once:
         once_program.register(source, process, KINDS, add)
+    if plan.jobs:
+        jobs_program.register(source, process, KINDS, add)
     if plan.parks:
         parked_program.register(source, process, KINDS, add)
     if plan.interjections:
@@ -400,7 +408,7 @@ def inputs(plan: Plan, rng: random.Random) -> Iterator[tuple[int, bytes | None, 
     for place in range(plan.records):
         kind = rng.choice(plan.kinds)
         number = rng.randrange(plan.keys)
-        fails = kind in ("Flaky", "Wobbly") or kind.startswith("Parked")
+        fails = kind in ("Flaky", "Wobbly") or kind.startswith(("Parked", "Hire"))
         amount = rng.choice((0, 1, 2, 3)) if fails else rng.randint(1, 9)
         if plan.timers and kind == "Add" and amount > 5:
             kind = "Alarm"
@@ -423,7 +431,7 @@ def fold(state: dict[str, int], seen: set[str], record: IncomingRecord) -> tuple
     match kind:
         case "Skip":
             return [], False
-        case "Huge" | "Hopeless":
+        case "Huge" | "Hopeless" | "HireFails":
             return [], True
         case "Flaky" | "Wobbly" if event.amount > 2:
             return [], True

@@ -153,8 +153,8 @@ def test_a_login_that_ends_in_the_middle_of_a_rebalance(count: int, caplog: pyte
 
         def expire(name: str, member: Member) -> None:
             if name in ("JoinGroup", "SyncGroup"):
-                link: Any = member.membership._link
-                link._protocol._line._connection.expires_at = asker.loop.time()
+                joining: Any = member.membership._protocol
+                joining._line._connection.expires_at = asker.loop.time()
                 expired.append(1)
 
         for member in members:
@@ -170,20 +170,20 @@ def test_a_login_that_ends_in_the_middle_of_a_rebalance(count: int, caplog: pyte
 async def a_certificate_that_expires_in_the_middle_of_a_rebalance(asker: Asker) -> None:
     """It may be renewed on one broker after the other: a member that is in the group tries on."""
     first, second = Member(asker, "a"), Member(asker, "b", session=30.0)
-    link: Any = second.membership._link
-    connect, refused = link._client._connect, [0]
+    member: Any = second.membership
+    connect, refused = member._client._connect, [0]
 
     async def handshake(*of: Any, **more: Any) -> Any:
         refused[0] += 1
         raise LostConnection("b:1: certificate has expired", "_SSL") from ssl.SSLCertVerificationError("expired")
 
     await settled(first, second)
-    link._client._connect = handshake
-    link._protocol._line._connection.close()
+    member._client._connect = handshake
+    member._protocol._line._connection.close()
     third = Member(asker, "c")
     await until(lambda: asker.groups.group.state is State.PREPARING)
     await until(lambda: refused[0] > 3)
-    link._client._connect = connect
+    member._client._connect = connect
     await settled(first, second, third)
     assert second.of(Lost) == []
     assert not second.is_fatal()

@@ -11,7 +11,14 @@ from collections.abc import Callable
 
 import pytest
 
-from . import member_safeguards, move_safeguards, once_safeguards, parking_safeguards, wire_safeguards  # noqa: F401  add their own
+from . import (  # noqa: F401  add their own
+    jobs_safeguards,
+    member_safeguards,
+    move_safeguards,
+    once_safeguards,
+    parking_safeguards,
+    wire_safeguards,
+)
 from .plans import Plan, plan_of
 from .safeguards import SAFEGUARDS, Safeguard
 from .world import simulate

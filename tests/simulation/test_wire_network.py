@@ -8,7 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
+from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.lines import REQUEST_SECONDS, Line
+from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest, HeartbeatResponse
 from streams.kafka.wire.schemas.join_group import JoinGroupRequest
 from streams.testing.simulation.faults import Conditions, Faults, Strike
 from streams.testing.simulation.network import SimNetwork
@@ -121,5 +123,42 @@ def test_a_join_may_be_lost_on_its_way(strike: Strike) -> None:
         assert not {pending.member_id} & asker.groups.group.members.keys()
         assert client.came == ([1] if strike is Strike.CUT else [])
         assert client.is_lost or strike in (Strike.HANGS, Strike.REPLY_LOST)
+
+    run(script)
+
+
+@pytest.mark.parametrize("pieces", [20, 0])
+def test_a_connection_is_dead_when_nothing_comes_and_not_when_an_answer_takes_long(pieces: int) -> None:
+    """A large answer of a broker that gives a few bytes a second; and a broker that says nothing."""
+
+    class Connection(Bare):
+        lost, expires_at, received_at = None, float("inf"), 0.0
+
+        async def ask(self, request: Any, most: int, least: int) -> HeartbeatResponse:
+            self._ended = self.loop.create_future()
+            for _ in range(pieces):
+                await elapse(REQUEST_SECONDS - 1.0)
+                self.received_at = self.loop.time()
+            return HeartbeatResponse() if pieces else await self._ended
+
+        def close(self, reason: str) -> None:
+            self._ended.set_exception(LostConnection(reason))
+
+    async def script(loop: VirtualTimeLoop) -> None:
+        connection = Connection(Asker(loop))
+
+        async def connect(host: str, port: int) -> Any:
+            return connection
+
+        line = Line(("b", 1), connect)
+        began = loop.time()
+        if pieces:
+            assert await line.ask(HEARTBEAT, 0, 4, float("inf")) == HeartbeatResponse()
+            await elapse(2 * REQUEST_SECONDS)
+            assert not connection._ended.done(), "it was closed behind its answer"
+        else:
+            with pytest.raises(LostConnection, match="no answer within 10 seconds"):
+                await line.ask(HEARTBEAT, 0, 4, float("inf"))
+            assert loop.time() - began < REQUEST_SECONDS + 1.0
 
     run(script)

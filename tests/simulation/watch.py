@@ -153,9 +153,18 @@ class Watch:
             worker = engine.workers.get(partition) if engine is not None and not member.process.dead else None
             if worker is None or not worker.state.admits or worker.finished.is_set():
                 continue
-            metadata = engine.membership.group_metadata
-            if metadata.member_id in world.group.members and metadata.incarnation == engine.incarnation:
+            if self.is_current(member):
                 yield name
+
+    def is_current(self, member: Any) -> bool:
+        """Check for a process that lives, is in the group, and knows of no other incarnation of itself: its commits
+        could succeed."""
+        engine = member.source._run.engine
+        if engine is None or member.process.dead:
+            return False
+        metadata = engine.membership.group_metadata
+        is_there: bool = metadata.member_id in self._world.group.members
+        return is_there and metadata.incarnation == engine.incarnation
 
     # -- in the end ----------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from streams.testing.simulation.wire_groups import WireGroups
 from streams.testing.simulation.wire_questions import WireQuestions
 
 from . import program
+from .jobs_program import Receiver
 from .judge import CHANGELOG, Judge
 from .parked_operator import ParkedOperator
 from .plans import Plan
@@ -106,6 +107,7 @@ class World:
         self.folder = tempfile.mkdtemp(prefix="kes-simulation-", dir=MEMORY) if plan.kept else ""
         self.operator = ParkedOperator(self)
         self.ends = self.operator.ends
+        self.receiver = Receiver(self)
         self.judge = Judge(self)
         self.watch = Watch(self)
 

@@ -24,7 +24,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    FutureDatetime,
     Json,
+    PastDate,
     PrivateAttr,
     RootModel,
     Secret,
@@ -91,6 +93,15 @@ class Comp(BaseModel):
     n: int = 0
 
     @computed_field
+    @property
+    def d(self) -> int:
+        return self.n * 2
+
+
+class CompAlias(BaseModel):
+    n: int = 0
+
+    @computed_field(alias="n")
     @property
     def d(self) -> int:
         return self.n * 2
@@ -164,6 +175,12 @@ class PD:
 class PDInit:
     a: int = 0
     b: int = dataclasses.field(default=7, init=False)
+
+    @classmethod
+    def model_construct(cls, a: int, b: int = 7) -> PDInit:
+        made = cls(a)
+        made.b = b
+        return made
 
 
 class TD(TypedDict):
@@ -263,6 +280,7 @@ ROWS: list[tuple[Any, ...]] = [
     ("dict str|int", "!", *one(dict[str | int, int], {1: 3, "1": 4})),
     ("dict int|str", "!", *one(dict[int | str, int], {1: 3, "1": 4})),
     ("dict Any", "?", *one(dict[Any, Any], {1: 2})),
+    ("dict int", "=", *one(dict[int, int], {1: 2})),
     ("Any tuple", "?", *one(Any, (1, 2))),
     ("Any dt", "?", *one(Any, datetime(2026, 1, 1))),
     ("Any model", "?", *one(Any, Inner(n=3))),
@@ -272,6 +290,10 @@ ROWS: list[tuple[Any, ...]] = [
     ("union date|datetime", "=", *one(date | datetime, datetime(2026, 1, 1))),
     ("union str|date", "!", *one(date | str, "2026-01-01")),
     ("union str|uuid", "!", *one(uuid.UUID | str, str(uuid.UUID(int=1)))),
+    ("union str|decimal", "!", *one(Decimal | str, "1.5")),
+    ("union of enum", "!", *one(list[Color | str], [Color.RED])),
+    ("union str|enum", "=", *one(Color | str, "r")),
+    ("union of Any", "?", *one(Decimal | Any, datetime(2026, 1, 1))),
     ("union bytes|str", "=", *one(bytes | str, b"a")),
     ("union str|bytes", "!", *one(str | bytes, b"a")),
     ("union models", "=", *one(A1 | B1, B1(y=2))),
@@ -303,11 +325,15 @@ ROWS: list[tuple[Any, ...]] = [
     ("rec", "=", Rec, {"n": 1, "kids": [Rec(n=2)]}),
     ("pdc", "=", PD, {"a": 1}),
     ("pdc init", "=", PDInit, {"a": 1}),
+    ("pdc init changed", "!", PDInit, {"a": 1, "b": 5}),
     ("strip", "!", *one(str, " a ", str_strip_whitespace=True)),
     ("inf null", "!", *one(float, math.inf, ser_json_inf_nan="null")),
     ("inf const", "=", *one(float, math.inf, ser_json_inf_nan="constants")),
     ("inf str", "=", *one(float, math.nan, ser_json_inf_nan="strings")),
     ("alias", "=", model_of(i=(Inner, Field(alias="I", default=Inner()))), {"i": Inner(n=3), "I": Inner(n=3)}),
+    ("same alias", "T", model_of(a=(int, Field(0, alias="n")), b=(int, Field(0, alias="n"))), {"n": 3}),
+    ("crossed", "=", model_of(a=(int, Field(0, alias="b")), b=(int, Field(0, alias="a"))), {"a": 3, "b": 4}),
+    ("comp alias", "T", CompAlias, {"n": 1}),
     ("gn", "=", camel(alias_generators.to_camel), {"my_field": 3, "myField": 3}),
     ("gnval", "T", camel(AliasGenerator(validation_alias=alias_generators.to_camel)), {"my_field": 3}),
     ("gnser", "T", camel(AliasGenerator(serialization_alias=alias_generators.to_camel)), {"my_field": 3}),
@@ -323,6 +349,8 @@ ROWS: list[tuple[Any, ...]] = [
     ("post", "!", Post, {"a": 1}),
     ("ge", "!", *one(Annotated[int, Field(ge=0)], -1)),
     ("unicode key", "!", *one(dict[str, int], {"\ud800": 1})),
+    ("future", "T", *one(FutureDatetime | None, None)),
+    ("past", "=", *one(PastDate, date(2026, 1, 1))),
     ("aware", "!", *one(AwareDatetime, datetime(2026, 1, 1))),
     ("strictint", "~", *one(StrictInt, True)),
 ]

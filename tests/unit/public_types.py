@@ -381,6 +381,8 @@ ROWS: list[tuple[Any, ...]] = [
     ("top int|None", "==", int | None, None),
     ("top float", "!=", float, math.nan),
     ("top date", "!!", date, datetime(2026, 1, 1, 5)),
+    ("nan in int|float", "!=", *one(int | float, math.nan)),
+    ("inf in str|float", "!=", *one(str | float | None, math.inf)),
     ("top dict", "??", dict, {"a": (1, 2)}),
     ("top dict[str,Any]", "??", dict[str, Any], {"a": datetime(2026, 1, 1)}),
     ("top union", "!!", int | str, True),

@@ -55,6 +55,7 @@ ROWS: list[tuple[str, list[LogBatch], list[Stretch], bool | None, bool]] = [
     ("no word of it", [OLD], [Stretch(0, 0, 1, True)], None, False),
     ("begins later", [batch(0, b"")], [Stretch(0, 0, 1, True)], None, True),
     ("compacted", [OLD, batch(2, b"")], [Stretch(0, 0, 3, True)], None, True),
+    ("an entry is cut short", [OLD, batch(1, V2_COMMIT[:12])], [Stretch(0, 0, 2, True)], None, True),
     ("compacted in a batch", [OLD, batch(1, b"", records=0)], [Stretch(0, 0, 2, True)], None, True),
     ("its end is not read", [OLD], [Stretch(0, 0, 2, True)], None, True),
     ("one is cut, one is older", [batch(5, b"")], [Stretch(0, 5, 6, True), Stretch(1, 8, 8, False)], None, True),
@@ -86,7 +87,7 @@ async def test_what_the_log_of_the_coordinators_says(
     judge: Any = HangingTransactions(Mock())
     for name, fake in (("_log_leaders", partitions), ("_stretches", asked), ("_walk", walk)):
         monkeypatch.setattr(judge, name, fake)
-    monkeypatch.setattr(hanging_transactions, "values", lambda batch: [batch.content])
+    monkeypatch.setattr(hanging_transactions, "values", lambda batch, *_: [batch.content])
     said = await judge._coordinators_say(TXN, BEFORE, 0.0)
     assert (said.commit, said.is_doubtful) == (commit, is_doubtful), said.words
 

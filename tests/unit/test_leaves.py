@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hatch_build import CompiledLeaves
+from hatch_build import CompiledLeaves, first_error
 from streams import EventSource, EventSourceConfig
 from streams.sak import compiling, leaves
 from tests.unit.cli_kit import kes_with
@@ -292,6 +292,13 @@ def test_a_wheel_of_plain_python_says_why_and_is_refused_where_a_compiled_one_is
     assert (Path(note).read_text(), place, data) == (told, "streams/sak/built.txt", {})
     hook.finalize("standard", data, "")
     assert not Path(note).exists()
+
+
+def test_a_build_that_fails_says_why_in_a_sentence() -> None:
+    ended = "setuptools.CompileError: Command '['cc', '-I/tmp/x', 'a.c']' returned non-zero exit status 1."
+    missing = "/tmp/leaves-1/a.c:23:10: fatal error: Python.h: No such file or directory\n   23 | #include"
+    assert first_error(f"{missing}\nerror: this one is later\n{ended}") == "Python.h: No such file or directory"
+    assert first_error(f"Traceback\n{ended}") == "setuptools.CompileError: its command returned non-zero exit status 1."
 
 
 @needs_compiler

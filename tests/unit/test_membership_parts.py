@@ -15,7 +15,6 @@ from streams.errors import ConfigError
 from streams.kafka.group.connect import connect_group
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.membership import GroupMembership
-from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.client import WireClient
 from streams.model.group import (
@@ -40,8 +39,7 @@ class Stack:
         )
         self._loop = asyncio.new_event_loop()
         self._tasks: dict[Any, asyncio.Task[Any]] = {}
-        link = WireLink(WireClient("127.0.0.1:1", "a", loop=self._loop), settings)
-        self.membership = GroupMembership(link, settings)
+        self.membership = GroupMembership(WireClient("127.0.0.1:1", "a", loop=self._loop), settings)
 
     def run(self, steps: Any) -> None:
         """A coroutine that does not have to wait."""
@@ -96,7 +94,7 @@ class Member:
         self.heard: list[GroupEvent] = []
         self.membership._deliver = self.heard.append
         self.joins = 0
-        monkeypatch.setattr(self.membership._link, "request_rejoin", self._joins_again)
+        monkeypatch.setattr(self.membership, "_request_rejoin", self._joins_again)
 
     def _joins_again(self) -> None:
         self.joins += 1

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from streams import PARK, Retry
+from streams.runtime.partition.retirement import Retirement
+from streams.runtime.partition.worker import PartitionWorker
 from streams.settings import ParkingConfig, SchedulerConfig
 from streams.testing import Unsettled
+from tests.simulation.member_safeguards import edited_text
 from tests.unit.parking_kit import AHEAD, Bank, add, redeploy, send
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -201,3 +206,26 @@ def test_the_calls_of_a_job_are_one_attempt_at_its_event() -> None:
         driver.settle()
         assert bank.calls == [1] * 6
         assert driver.parked()[0].attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "before", "after", "check"),
+    [
+        (
+            Retirement, "_goes_on", "first.record.key in parked", "False",
+            lambda: test_a_key_that_is_parked_while_work_of_it_runs_is_met_at_the_turn("jobs", 7),
+        ),
+        (
+            PartitionWorker, "_between", "self._heads.ahead.withdraw_gone()", "pass",
+            lambda: test_an_operator_withdraws_the_work_of_the_head_that_he_lets_go("jobs"),
+        ),
+    ],
+    ids=["turns behind the first one pass parked keys", "work of heads that have gone goes on"],
+)  # fmt: skip
+def test_each_safeguard_is_missed(
+    owner: Any, method: str, before: str, after: str, check: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of which no simulated world misses the loss."""
+    monkeypatch.setattr(owner, method, edited_text(getattr(owner, method), before, after))
+    with pytest.raises((AssertionError, Unsettled)):
+        check()

@@ -30,7 +30,7 @@ def encoded(values: list[bytes | None], codec: str = "none") -> bytes:
 def test_values_are_read_without_deletions() -> None:
     found = list(batches(encoded(VALUES[:4]) + encoded(VALUES[4:])))
     assert [(each.producer_id, each.epoch, each.is_control, each.marker) for each in found] == [(9, 2, False, None)] * 2
-    assert [value for each in found for value in values(each)] == [value for value in VALUES if value is not None]
+    assert [value for each in found for value in values(each, "t", 0)] == [each for each in VALUES if each is not None]
 
 
 def test_what_is_cut_off_is_left_out() -> None:
@@ -39,10 +39,11 @@ def test_what_is_cut_off_is_left_out() -> None:
         assert list(batches(data + data[:end])) == list(batches(data))
 
 
-def test_a_compressed_batch_is_refused() -> None:
+def test_a_compressed_batch_is_read_and_a_damaged_one_is_refused() -> None:
     [batch] = batches(encoded([b"1"] * 9, "gzip"))
-    with pytest.raises(MalformedAnswer, match="offset 0 is compressed"):
-        values(batch)
+    assert values(batch, "t", 0) == [b"1"] * 9
+    with pytest.raises(MalformedAnswer, match=r"t\[3\]@0: .* checksum is wrong"):
+        values(batch._replace(content=batch.content[:-1] + b"x"), "t", 3)
 
 
 @pytest.mark.parametrize("length", [-(2**31), -62, -12, -1, 0, 13])
@@ -74,6 +75,6 @@ def test_flipped_bytes_end_the_reading_or_are_batches() -> None:
         try:
             found = list(batches(bytes(said)))
             assert sum(len(each.content) for each in found) <= len(said)
-            assert all(len(value) <= len(said) for each in found for value in values(each))
+            assert all(len(value) <= len(said) for each in found for value in values(each, "t", 0))
         except MalformedAnswer:
             pass

@@ -177,6 +177,7 @@ def test_what_is_chosen_is_settled_and_nothing_else(
         ("drop", ONE, 400, "say that you are sure"),
         ("drop", ALL, 400, "say that you are sure"),
         ("drop?partition=x", {**ALL, "sure": "true"}, 400, "the filter cannot be read"),
+        ("drop?partiton=1", {**ALL, "sure": "true"}, 400, "there is no filter &#39;partiton&#39;"),
     ],
 )
 def test_what_is_not_clear_settles_nothing(

@@ -4,16 +4,18 @@ protocol: no report and no order travels, and a barrier ends with the heartbeat 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from streams.core.group_member import GracePeriod
 from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.kafka.group import refusals
 from streams.kafka.group.broker_group import RosterTakeOver, broker_assignor, no_other_protocol
-from streams.kafka.group.broker_protocol import BrokerLink, NameHeld
+from streams.kafka.group.broker_protocol import BrokerProtocol, NameHeld
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.link import CannotJoinYet
 from streams.kafka.group.membership import GroupMembership
@@ -55,22 +57,23 @@ def connect_broker_group(
     )
     client = WireClient(bootstrap_servers, instance, security)
     take_over = RosterTakeOver(client, group_id, topic, changelog=changelog)
-    return BrokerMembership(BrokerLink(client, checked), checked, take_over, alive, transaction_timeout_ms), take_over
+    return BrokerMembership(client, checked, take_over, alive, transaction_timeout_ms), take_over
 
 
 class BrokerMembership(GroupMembership):
-    """See ``GroupMembership``. ``take_over`` is on the link's client."""
+    """See ``GroupMembership``. ``take_over`` is on the same client."""
 
     def __init__(
         self,
-        link: BrokerLink,
+        client: WireClient,
         settings: GroupSettings,
         take_over: RosterTakeOver,
         alive: Callable[[], bool] = lambda: True,
         transaction_timeout_ms: int = 5000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(link, settings, alive)
-        self._broker, self._take_over, self._transaction_ms = link, take_over, transaction_timeout_ms
+        super().__init__(client, settings, alive, clock=clock)
+        self._take_over, self._transaction_ms = take_over, transaction_timeout_ms
         take_over.member_id = lambda: self.group_metadata.member_id
         self._is_admitted, self._session = False, 0.0
         self._strangers: tuple[str, ...] = ()  # members of another program
@@ -81,6 +84,13 @@ class BrokerMembership(GroupMembership):
         """Do nothing: no leader would read it."""
 
     # ------------------------------------------------------------------ the client's loop
+
+    def _new_protocol(self) -> BrokerProtocol:
+        return BrokerProtocol(self, self._client, self._settings)
+
+    @property
+    def _member(self) -> BrokerProtocol:
+        return cast("BrokerProtocol", self._protocol)
 
     @property
     def owned(self) -> frozenset[int]:
@@ -96,7 +106,7 @@ class BrokerMembership(GroupMembership):
             if not await self._barrier(incarnation, revoked):
                 return
         self._state.rival.passed()
-        self._look_at = self._link.now() + RIVAL_SECONDS
+        self._look_at = self._now() + RIVAL_SECONDS
         self._assigned(self.group_metadata.generation, Assignment(own=own, members=self._members))
 
     @property
@@ -110,21 +120,21 @@ class BrokerMembership(GroupMembership):
         try:
             if not self._is_admitted:
                 await self._look_before()
-            elif self._link.now() >= self._look_at:
+            elif self._now() >= self._look_at:
                 await self._look_again()
             if self._is_admitted:
                 await super()._step()
                 return
         except NameHeld:
             self._met_rival()
-        if self._state.rival.is_over(self._link.now()):
+        if self._state.rival.is_over(self._now()):
             self._end(refusals.name_taken(self._group_id, self._instance))
-        await self._link.sleep(_PAUSE)
+        await asyncio.sleep(_PAUSE)
 
     async def _look_before(self) -> None:
         """Join only when no member of the group has our name (a killed predecessor expires), and nothing else speaks
         against it. Raises ``CannotJoinYet``, and ``NoCommonStrategy`` for members of another program."""
-        deadline = self._link.now() + _ASK_SECONDS
+        deadline = self._now() + _ASK_SECONDS
         try:
             roster = await self._take_over.roster(deadline)
             self._has_session(await self._take_over.session_ms(self._transaction_ms, deadline) / 1000)
@@ -141,16 +151,16 @@ class BrokerMembership(GroupMembership):
     def _has_session(self, seconds: float) -> None:
         if seconds != self._session:
             self._session = seconds
-            self._broker.protocol.has_session(seconds)
+            self._member.has_session(seconds)
             self._state.rival = GracePeriod(seconds + self._settings.rebalance_timeout_ms / 1000)
             self._state.no_common_strategy = GracePeriod(seconds + 1.0)
 
     async def _look_again(self) -> None:
         """Two processes of one name that joined at the same moment did not see each other before."""
-        self._look_at = self._link.now() + RIVAL_SECONDS
+        self._look_at = self._now() + RIVAL_SECONDS
         own = self.group_metadata.member_id
         try:
-            roster = await self._take_over.roster(self._link.now() + _ASK_SECONDS)
+            roster = await self._take_over.roster(self._now() + _ASK_SECONDS)
         except StreamsError:
             return
         self._others = roster.instances - {self._instance}
@@ -179,7 +189,7 @@ class BrokerMembership(GroupMembership):
         member_id, stays = self.joining_as, self._static_id is not None and not self._state.holdings.leaving
         await super()._depart(deadline)
         if member_id and stays:
-            await self._broker.step_out(member_id, deadline)
+            await self._member.leave(member_id, deadline, for_good=False)
 
     def _foreign(self) -> MembershipFatal:
         if self._strangers:

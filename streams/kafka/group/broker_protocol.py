@@ -9,9 +9,8 @@ The member chooses its id, a new one after each loss: the broker takes epochs of
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 from uuid import UUID
 
 from streams.errors import ConfigError, StreamsError
@@ -22,7 +21,6 @@ from streams.kafka.group.join_answers import GroupRequest, JoinStep
 from streams.kafka.group.join_protocol import Halted, JoinProtocol
 from streams.kafka.group.link import CannotJoinYet, Hooks, Notifier
 from streams.kafka.group.locating import LOCATE_SECONDS
-from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire import group_bytes
 from streams.kafka.wire.client import GROUP, WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
@@ -58,11 +56,11 @@ class BrokerHooks(Hooks, Protocol):
 
 
 class BrokerProtocol(JoinProtocol):
-    """``hooks`` is the membership, ``bell`` ends the pause between two heartbeats. On the loop."""
+    """``hooks`` is the membership. On the loop."""
 
-    def __init__(self, hooks: BrokerHooks, client: WireClient, settings: GroupSettings, bell: Notifier) -> None:
+    def __init__(self, hooks: BrokerHooks, client: WireClient, settings: GroupSettings) -> None:
         super().__init__(hooks, client, settings)
-        self._membership, self._bell = hooks, bell
+        self._membership, self._bell = hooks, Notifier()  # it ends the pause between two heartbeats
         self._session, self._gives_ids_back = _SESSION_SECONDS, True
         self._topic_id = UUID(int=0)
         self._own = self._reported = frozenset[int]()
@@ -167,13 +165,11 @@ class BrokerProtocol(JoinProtocol):
             raise NameHeld(str(halted.error), is_outage=False)
         super()._follow(halted)
 
-    async def _leave_as(self, member_id: str, reason: str) -> None:
-        with contextlib.suppress(StreamsError):  # its session ends by itself
-            await self.leave(member_id, self._loop.time() + LOCATE_SECONDS)
-
-    async def leave(self, member_id: str, deadline: float, *, for_good: bool = True) -> None:
+    async def leave(self, member_id: str, deadline: float, reason: str = "", *, for_good: bool = True) -> None:
         """Leave the group. ``for_good``: also a static name is free then. Raises ``StreamsError``."""
         settings = self._settings
+        if for_good:
+            self.member_id = ""  # it has none to leave with any more
         request = ConsumerGroupHeartbeatRequest(
             group_id=settings.group_id,
             member_id=member_id,
@@ -209,25 +205,3 @@ class BrokerProtocol(JoinProtocol):
                 return refusals.explained(
                     name, self._settings.group_id, self._settings.instance, self._translated(error)
                 )
-
-
-class BrokerLink(WireLink):
-    """The client of such a member. ``client`` is for this member; ``close`` ends it."""
-
-    @property
-    def protocol(self) -> BrokerProtocol:
-        """The member; there is one from ``connected`` on."""
-        assert isinstance(self._protocol, BrokerProtocol)
-        return self._protocol
-
-    async def connected(self) -> None:
-        await self._client.connected()
-        self._protocol = BrokerProtocol(cast("BrokerHooks", self._hooks), self._client, self._settings, self.notifier())
-
-    async def leave(self, member_id: str, deadline: float) -> None:
-        self.protocol.member_id = ""  # it has none to leave with any more
-        await self.protocol.leave(member_id, deadline)
-
-    async def step_out(self, member_id: str, deadline: float) -> None:
-        """Leave, and keep the place of the static name for a session."""
-        await self.protocol.leave(member_id, deadline, for_good=False)

@@ -7,7 +7,6 @@ from typing import Any
 
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.membership import GroupMembership
-from streams.kafka.group.wire_link import WireLink
 from streams.kafka.questions.takeover import WireTakeOver
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.security import PLAINTEXT, Security
@@ -38,4 +37,4 @@ def connect_group(
     )
     client = WireClient(bootstrap_servers, instance, security)
     take_over = WireTakeOver(client, group_id, topic, changelog=changelog)
-    return GroupMembership(WireLink(client, checked), checked, alive), take_over
+    return GroupMembership(client, checked, alive), take_over

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from functools import partial
 from typing import Final
 
 from streams.errors import StreamsError
@@ -21,9 +22,9 @@ from streams.kafka import permissions
 from streams.kafka.group import refusals
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.join_answers import GroupRequest, JoinStep, MemberStanding, next_step
-from streams.kafka.group.leaving import depart
 from streams.kafka.group.link import CannotJoinYet, Hooks, NoCommonStrategy
 from streams.kafka.group.locating import CoordinatorLine
+from streams.kafka.questions.groups import leave_group
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code
 from streams.kafka.wire.connection import LostConnection
@@ -83,7 +84,8 @@ class JoinProtocol:
         self._departure: asyncio.Task[None] | None = None  # of an id that this member had before
 
     async def ensure_joined(self) -> None:
-        """See ``WireLink``."""
+        """Join if there is a reason to, and apply what comes of it; note that the member is at work. Raises
+        ``NoCommonStrategy``, ``CannotJoinYet``, and a ``StreamsError`` for what trying cannot cure."""
         self._look_at_beats()
         pause = 0.0
         while self._must_join and not self._is_closing:
@@ -106,15 +108,23 @@ class JoinProtocol:
         self._at_work = self._loop.time()
 
     def request_rejoin(self) -> None:
-        """See ``WireLink``."""
+        """Have the next ``ensure_joined`` join, and wake the main coroutine."""
         self._must_join = True
         self._hooks.woken()  # else the main coroutine would find out half a second later
 
     def stop(self) -> None:
-        """See ``WireLink``."""
+        """End joining and heartbeats."""
         self._is_closing = True  # a join behind our LeaveGroup would bring a member back that does nothing
         self._line.is_quiet = True
         self._stop_beats()
+
+    async def leave(self, member_id: str, deadline: float, reason: str = "") -> None:
+        """Leave the group as this member: the others rebalance at once. ``reason`` is for the broker's log. Raises
+        ``StreamsError``."""
+        group_id, instance = self._settings.group_id, self._settings.static_id
+        attempt = partial(leave_group, self._client, group_id, member_id, instance, deadline, reason)
+        rights = [permissions.on_group("Read", group_id)]
+        await self._client.until(deadline, f"leaving group {group_id}", attempt, rights)
 
     async def _apply(self, data: bytes) -> None:
         await self._hooks.joined(self._generation, data)
@@ -270,7 +280,7 @@ class JoinProtocol:
     async def _leave_as(self, member_id: str, reason: str) -> None:
         deadline = self._loop.time() + _LEAVE_SECONDS
         with contextlib.suppress(StreamsError):  # its session ends by itself
-            await depart(self._client, self._settings.group_id, member_id, None, deadline, reason)
+            await self.leave(member_id, deadline, reason)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 

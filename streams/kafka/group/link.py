@@ -1,11 +1,12 @@
-"""The two sides of a group member: what it is (``membership``), and what its client (``wire_link``) calls and raises.
+"""The two sides of a group member: what it is (``membership``), and what its protocol (``join_protocol``) calls and
+raises.
 
 All on the client's I/O thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
 from typing import Protocol
 
 from streams.errors import StreamsError
@@ -56,13 +57,23 @@ class Hooks(Protocol):
         ...
 
 
-class Notifier(Protocol):
-    """A bell that remembers one ring."""
+class Notifier:
+    """A bell that remembers one ring. On a loop."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
 
     def notify(self) -> None:
         """Ring. Raises ``RuntimeError`` when the I/O thread has ended."""
-        ...
+        self._rung.set()
 
-    def __call__(self, seconds: float, /) -> Awaitable[None]:
+    async def __call__(self, seconds: float, /) -> None:
         """Wait for a ring, at most so long."""
-        ...
+        if not self._rung.is_set():
+            # A wait that a timer ends, as of ``asyncio.timeout``; without its task and its error.
+            timer = asyncio.get_running_loop().call_later(seconds, self._rung.set)
+            try:
+                await self._rung.wait()
+            finally:
+                timer.cancel()
+        self._rung.clear()

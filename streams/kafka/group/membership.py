@@ -1,26 +1,30 @@
-"""A member of a consumer group, without a consumer: ``streams.model.group.Membership`` over a client (``WireLink``).
+"""A member of a consumer group, without a consumer: ``streams.model.group.Membership`` over a client of its own.
 
 The rules that carry the exactly-once guarantee are those of ``core/group_member.py``, the machine that is driven here
 (``docs/internals/membership.md`` has the facts behind them).
 
-Threads: all state below belongs to the client's I/O thread, except ``group_metadata`` (replaced by one assignment,
-read anywhere). The public methods post to that thread and return.
+Threads: all members of a process share the thread ``kes-group``, so a handler that blocks the application's loop does
+not stop heartbeats. All state below belongs to it, except ``group_metadata`` (replaced by one assignment, read
+anywhere). The public methods post to that thread and return.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
 
 from streams.core.group_member import GroupMember
 from streams.errors import BrokerUnavailable, MembershipFatal, StreamsError
 from streams.kafka.group import refusals
 from streams.kafka.group.group_settings import GroupSettings
-from streams.kafka.group.link import CannotJoinYet, NoCommonStrategy
-from streams.kafka.group.wire_link import WireLink
+from streams.kafka.group.join_protocol import JoinProtocol
+from streams.kafka.group.link import CannotJoinYet, NoCommonStrategy, Notifier
 from streams.kafka.wire import group_bytes
+from streams.kafka.wire.client import WireClient
 from streams.model.group import Assignment, Copies, Fatal, GroupEvent, GroupMetadata, Order
 
 log = logging.getLogger(__name__)
@@ -32,29 +36,32 @@ _LEAVE_PATIENCE = 3.0  # seconds for a LeaveGroup at the end
 
 class GroupMembership:
     """One member of a group that shares the partitions of a topic with the others; ``model.group.Membership`` and
-    ``link.Hooks`` document the methods. ``start`` is for once; ``close`` ends the shared client too, and may be
-    repeated.
+    ``link.Hooks`` document the methods. ``client`` is for this member; ``close`` ends it. ``start`` is for once;
+    ``close`` may be repeated.
 
     Of several ``settings.assignors`` the broker chooses one that all members have, so a running group changes its
     strategy by two rolling restarts, the first one with both strategies. ``settings.static``: a restart within the
     session timeout gets its partitions back before others do, and ``close`` leaves only after ``leave``. ``alive`` is
     called every half second: when it returns ``False`` for the rebalance timeout, the member gives up. ``sequence``
-    begins the counter of its reports; by default the time does.
+    begins the counter of its reports; by default the time does. ``clock`` returns the time of the client's loop, on any
+    thread.
     """
 
     def __init__(
         self,
-        link: WireLink,
+        client: WireClient,
         settings: GroupSettings,
         alive: Callable[[], bool] = lambda: True,
         sequence: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group_id, self._instance, self._static_id = settings.group_id, settings.instance, settings.static_id
         self._topic, self._partitions = settings.topic, settings.partitions
         self._assignors = {group_bytes.protocol(name): assignor for name, assignor in settings.assignors.items()}
-        self._settings, self._link, self._alive = settings, link, alive
+        self._client, self._settings, self._alive, self._now = client, settings, alive, clock
+        self._protocol: JoinProtocol | None = None  # until a broker has answered
         self._deliver: Callable[[GroupEvent], None] | None = None
-        self._wake, self._released = link.notifier(), link.notifier()
+        self._wake, self._released = Notifier(), Notifier()
         self._state = GroupMember(
             settings.instance,
             session_seconds=settings.session_timeout_ms / 1000,
@@ -74,13 +81,15 @@ class GroupMembership:
     @property
     def joining_as(self) -> str:
         """The broker's name for this member, known from the first answer to a JoinGroup on; empty before."""
-        return self._link.member_id
+        return "" if self._protocol is None else self._protocol.member_id
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         if self._deliver is not None:
             raise RuntimeError("a membership is started once")
         self._deliver = deliver
-        self._link.start(self, self._run)
+        self._client.on_crash = self._crashed
+        self._client.start()
+        self._client.post(self._run)
 
     def released(self, partitions: Collection[int], incarnation: int, generation: int) -> None:
         given = frozenset(partitions)  # as they are now: the caller may change them
@@ -89,14 +98,14 @@ class GroupMembership:
             self._state.released(given, incarnation, generation)
             self._released.notify()
 
-        self._link.post(note)
+        self._post(note)
 
     def handed_over(self, partition: int, order: Order) -> None:
         def note() -> None:
             self._state.handed_over(partition, order)
             self._released.notify()
 
-        self._link.post(note)
+        self._post(note)
 
     def took(self, partition: int, incarnation: int) -> None:
         self._note(lambda: self._state.took(partition, incarnation))
@@ -112,36 +121,43 @@ class GroupMembership:
         if self._closed:
             return
         self._closed = True
-        deadline = self._link.now() + timeout_seconds
+        deadline = self._now() + timeout_seconds
 
         async def depart() -> None:
             try:
-                await self._depart(min(deadline, self._link.now() + _LEAVE_PATIENCE))
+                await self._depart(min(deadline, self._now() + _LEAVE_PATIENCE))
             except Exception as error:
                 log.warning("group %s: leaving failed (%s); the session has to expire", self._group_id, error)
 
         if self._deliver is not None:
             try:
-                self._link.call(depart, deadline)
+                self._call(depart, deadline)
             except BrokerUnavailable as error:
                 log.warning("group %s: leaving failed (%s); the session has to expire", self._group_id, error)
-        self._link.close(max(0.5, deadline - self._link.now()))
+        self._client.close(max(0.5, deadline - self._now()))
 
     def _note(self, event: Callable[[], object]) -> None:
         def note() -> None:
             event()
             self._join_for_news()
 
-        self._link.post(note)
+        self._post(note)
+
+    def _post(self, work: Callable[[], Any]) -> None:
+        self._client.post(work)
+
+    def _call(self, work: Callable[[], Coroutine[Any, Any, None]], deadline: float) -> None:
+        self._client.call(work, deadline)
 
     # ------------------------------------------------------------------ IO thread: main coroutine
 
     async def _run(self) -> None:
         try:
-            await self._link.connected()
+            await self._client.connected()  # however long: the log says that no broker answers
         except StreamsError as error:
             self._end(error)
             return
+        self._protocol = self._new_protocol()
         pause = _FIRST_PAUSE
         while not self._stopped:
             try:
@@ -149,18 +165,21 @@ class GroupMembership:
                 pause = _FIRST_PAUSE
             except NoCommonStrategy:
                 self._refused()
-                await self._link.sleep(_IDLE_CHECK)
+                await asyncio.sleep(_IDLE_CHECK)
             except StreamsError as error:
                 self._end(error)
             except CannotJoinYet as error:
                 self._log_once(error)
-                await self._link.sleep(pause)
+                await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             except Exception:
                 # What meets a client that is being closed is no failure.
                 level = logging.DEBUG if self._stopped else logging.ERROR  # type: ignore[redundant-expr]
                 log.log(level, "group %s: unexpected failure; trying on", self._group_id, exc_info=True)
-                await self._link.sleep(_LONGEST_PAUSE)
+                await asyncio.sleep(_LONGEST_PAUSE)
+
+    def _new_protocol(self) -> JoinProtocol:
+        return JoinProtocol(self, self._client, self._settings)
 
     def _log_once(self, error: CannotJoinYet) -> None:
         """Log an error that keeps it from joining. Outages are none: the client logs those."""
@@ -170,7 +189,7 @@ class GroupMembership:
 
     def _refused(self) -> None:
         """The group has members, and shares no strategy with us. They may be what a kill left of a predecessor."""
-        now = self._link.now()
+        now = self._now()
         if self._state.no_common_strategy.begins(now):
             self.voided("the group refuses its strategies")
             log.warning("%s. Waiting a session timeout for them to go", self._foreign())
@@ -185,10 +204,11 @@ class GroupMembership:
         # A client that gets no call for the rebalance timeout leaves the group. A dead engine must not join again after
         # that: it would leave again, each rebalance timeout anew.
         if self._alive():
-            await self._link.ensure_joined()
+            assert self._protocol is not None
+            await self._protocol.ensure_joined()
             self._trouble = ""
             self._state.no_common_strategy.passed()
-        if self._state.rival.is_over(self._link.now()):
+        if self._state.rival.is_over(self._now()):
             self._end(refusals.name_taken(self._group_id, self._instance))
         await self._wake(_IDLE_CHECK)
 
@@ -228,13 +248,13 @@ class GroupMembership:
         """First give up what was taken away, then take what is new."""
         incarnation = self.group_metadata.incarnation
         if generation < 0 or self.group_metadata.generation != generation:
-            self._link.request_rejoin()  # lost between the answers to JoinGroup and SyncGroup
+            self._request_rejoin()  # lost between the answers to JoinGroup and SyncGroup
             return
         assignment = self._understood(data)
         if assignment is None:
             self._misses += 1
-            await self._link.sleep(min(_LONGEST_PAUSE, 0.02 * 2 ** min(self._misses, 10)))
-            self._link.request_rejoin()
+            await asyncio.sleep(min(_LONGEST_PAUSE, 0.02 * 2 ** min(self._misses, 10)))
+            self._request_rejoin()
             return
         self._misses = 0
         state, holdings = self._state, self._state.holdings
@@ -247,7 +267,7 @@ class GroupMembership:
                 return
         self._assigned(generation, assignment)
         if joins_again and not state.is_dismissed(assignment):
-            self._link.request_rejoin()  # what was given up can be assigned now
+            self._request_rejoin()  # what was given up can be assigned now
 
     def _assigned(self, generation: int, assignment: Assignment) -> None:
         holdings, assigned = self._state.holdings, self._state.assign(generation, assignment)
@@ -259,7 +279,7 @@ class GroupMembership:
     def _met_rival(self) -> None:
         """An older member has our instance name. It may be what a kill left of our predecessor: then it expires, and we
         are given its place. If it is still there after that time, it is alive."""
-        if self._state.rival.begins(self._link.now()):
+        if self._state.rival.begins(self._now()):
             log.warning(
                 "group %s: a member named %r is there already; waiting for it to go (a killed predecessor expires with "
                 "its session)",
@@ -281,7 +301,7 @@ class GroupMembership:
 
     def _strange(self, error: ValueError) -> None:
         """The leader is something else, or has other settings. It may go away, or be restarted with ours."""
-        now = self._link.now()
+        now = self._now()
         if self._state.undecodable.begins(now):
             log.warning("group %s: the assignment is not understood (%s); joining again", self._group_id, error)
         elif self._state.undecodable.is_over(now):
@@ -313,6 +333,9 @@ class GroupMembership:
     def fatal(self, error: StreamsError) -> None:
         self._end(error)
 
+    def _crashed(self, error: BaseException) -> None:
+        self._end(MembershipFatal(f"group {self._group_id}: the thread of the membership failed: {error!r}"))
+
     # ------------------------------------------------------------------ IO thread: small parts
 
     def _end(self, error: StreamsError) -> None:
@@ -320,10 +343,9 @@ class GroupMembership:
             return
         # Before it counts as stopped, which silences it: the engine has to hear that what it owned is void.
         self.voided(str(error))
-        self._stopped = True
-        self._link.stop()
+        self._stop()
         if self.joining_as and self._static_id is None:  # or the others wait for a member that has given up
-            self._link.post(self._depart_at_once)
+            self._post(self._depart_at_once)
         self.woken()
         log.error("group %s: %s", self._group_id, error)
         assert self._deliver is not None
@@ -335,19 +357,27 @@ class GroupMembership:
 
     def _join_for_news(self) -> None:
         if self._state.has_news:
-            self._link.request_rejoin()
+            self._request_rejoin()
+
+    def _request_rejoin(self) -> None:
+        if self._protocol is not None:
+            self._protocol.request_rejoin()
+
+    def _stop(self) -> None:
+        self._stopped = True
+        if self._protocol is not None:
+            self._protocol.stop()
 
     async def _depart(self, deadline: float) -> None:
         """Stop for good, with a LeaveGroup: the others rebalance at once."""
-        self._stopped = True
-        member_id = self.joining_as
-        self._link.stop()
+        self._stop()
         self._state.void()  # before the LeaveGroup: from then on the partitions may be another member's
         self._released.notify()
         self.woken()
-        if member_id and (self._static_id is None or self._state.holdings.leaving):
-            await self._link.leave(member_id, deadline)
+        member = self._protocol
+        if member is not None and member.member_id and (self._static_id is None or self._state.holdings.leaving):
+            await member.leave(member.member_id, deadline)
 
     async def _depart_at_once(self) -> None:
         with contextlib.suppress(Exception):  # the session has to expire then
-            await self._depart(self._link.now() + _LEAVE_PATIENCE)
+            await self._depart(self._now() + _LEAVE_PATIENCE)

@@ -30,12 +30,16 @@ class Questions:
         self, step: str, deadline: float, attempt: Callable[[float], Awaitable[T]], needed: Sequence[Right] = ()
     ) -> T:
         """Connect, and ``attempt`` it until it works, on any thread but the client's."""
+        return self._run(deadline, lambda: self._until(deadline, step, attempt, needed))
 
-        async def work() -> T:
+    def _run(self, deadline: float, work: Callable[[], Awaitable[T]]) -> T:
+        """Connect, and do it, on any thread but the client's."""
+
+        async def connected() -> T:
             await self._connected(deadline)
-            return await self._until(deadline, step, attempt, needed)
+            return await work()
 
-        return self._client.call(work, deadline)
+        return self._client.call(connected, deadline)
 
     async def _connected(self, deadline: float) -> None:
         """Wait until a broker has answered, for the first time or after a question in vain."""

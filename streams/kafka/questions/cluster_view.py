@@ -97,12 +97,11 @@ class ClusterQuestions(Questions):
         """The brokers of the cluster. Raises ``BrokerUnavailable`` when none answers."""
 
         async def work() -> list[BrokerView]:
-            await self._connected(deadline)
             versions, _ = await self._each_broker("asking the brokers", deadline, self._version_of)
             found = sorted(self._client.brokers().items())
             return [BrokerView(number, host, port, versions.get(number, "")) for number, (host, port) in found]
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     def settings(self, number: int, names: list[str], deadline: float) -> dict[str, str]:
         """These settings of a broker. Raises ``ConfigError`` without the right to see them."""
@@ -147,7 +146,6 @@ class ClusterQuestions(Questions):
         and for groups. Of a transactional id only the right to describe it can be seen, which Write includes."""
 
         async def work() -> list[Right]:
-            await self._connected(deadline)
             step = "asking for rights"
             return [
                 right
@@ -155,7 +153,7 @@ class ClusterQuestions(Questions):
                 if await self._until(deadline, step, functools.partial(self._is_lacking, right))
             ]
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     async def _is_lacking(self, right: Right, deadline: float) -> bool:
         try:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from streams.errors import ConfigError, OffsetError
 from streams.kafka import permissions
 from streams.kafka.questions.open_transactions import STATE_LOG, OpenTransactions
-from streams.kafka.questions.raw_log import LogBatch, RawLogs, Stretch, values
+from streams.kafka.questions.raw_log import RawLogs, Stretch, values
 from streams.kafka.wire.codec import MalformedAnswer
 from streams.kafka.wire.codes import entries_of
 from streams.kafka.wire.messages import Fields
@@ -77,26 +77,24 @@ class HangingTransactions(OpenTransactions, RawLogs):
         """
 
         async def work() -> HangingEnd:
-            await self._connected(deadline)
             found = await self._find(topic, [partition], deadline)
             txn = _only(topic, partition, start_offset, found)
             return await self._proved(txn, min_age_seconds, deadline)
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     def end(self, ended: HangingEnd, deadline: float) -> None:
         """Write the marker. Repeating it does no harm, nor does another process that does the same: a marker without
         an open transaction changes nothing. Needs the right to act as the cluster (``ClusterAction``)."""
 
         async def work() -> None:
-            await self._connected(deadline)
             step = f"ending a transaction in {ended.txn.topic}[{ended.txn.partition}]"
             found = await self._find(ended.txn.topic, [ended.txn.partition], deadline)
             # Looked at again: an operator may have thought for long, and a marker ends whatever is open.
             if any(txn.identity == ended.txn.identity and txn.is_hanging for txn in found):
                 await self._until(deadline, step, lambda limit: self._write_marker(ended, limit), _MARKERS)
 
-        self._client.call(work, deadline)
+        self._run(deadline, work)
 
     # ------------------------------------------------------------------ the client's loop
 
@@ -167,7 +165,7 @@ class HangingTransactions(OpenTransactions, RawLogs):
                     reaches_back = reaches_back or batch.max_timestamp <= since + _SKEW_MS
                     at = batch.last + 1
                     if _PRODUCER.pack(txn.producer_id) in batch.content:
-                        found += _entries(batch, txn.producer_id)
+                        found += _entries(values(batch, STATE_LOG, stretch.partition), txn.producer_id)
                 # Compaction leaves the newest entry of an id, so a commit may be gone where later ones are there.
                 has_holes = has_holes or at < stretch.end
                 is_cut = is_cut or (stretch.start > 0 and not reaches_back)
@@ -254,16 +252,16 @@ class _Entry(NamedTuple):
     version: int
 
 
-def _entries(batch: LogBatch, producer_id: int) -> Iterable[_Entry]:
-    """Decode the entries of this producer (Kafka's ``TransactionLogValue``)."""
-    for value in values(batch):
-        format_, found, epoch, _, status = _VALUE.unpack_from(value)
+def _entries(logged: Iterable[bytes], producer_id: int) -> Iterable[_Entry]:
+    """Decode the entries of this producer (Kafka's ``TransactionLogValue``). Raises ``MalformedAnswer``."""
+    for value in logged:
+        fields = Fields(value)
+        format_, found, epoch, _, status = fields.take(_VALUE)
         if found == producer_id:
-            yield _Entry(status, epoch, *(_further(value) if format_ >= 1 else (frozenset(), 0)))
+            yield _Entry(status, epoch, *(_further(fields) if format_ >= 1 else (frozenset(), 0)))
 
 
-def _further(value: bytes) -> tuple[frozenset[tuple[str, int]], int]:
-    fields = Fields(value, _VALUE.size)
+def _further(fields: Fields) -> tuple[frozenset[tuple[str, int]], int]:
     partitions: set[tuple[str, int]] = set()
     for _ in range(fields.array()):
         topic = fields.text()

@@ -39,20 +39,13 @@ class OpenTransactions(Questions):
     def find(self, topic: str, partitions: Collection[int], deadline: float) -> list[OpenTransaction]:
         """Find the open transactions in these partitions, ordered by partition and offset. All brokers have to answer:
         a coordinator that is silent may be the one that knows."""
-        numbers = sorted(set(partitions))
-
-        async def work() -> list[OpenTransaction]:
-            await self._connected(deadline)
-            return await self._find(topic, numbers, deadline)
-
-        return self._client.call(work, deadline)
+        return self._run(deadline, lambda: self._find(topic, sorted(set(partitions)), deadline))
 
     def listed(self, deadline: float) -> list[ListedTransaction]:
         """List the transactions that coordinators have open, by transactional id; those that this principal may not
         describe are left out. All brokers have to answer."""
 
         async def work() -> list[ListedTransaction]:
-            await self._connected(deadline)
             found: list[ListedTransaction] = []
             for number, names in (await self._lists(OPEN_STATES, [], deadline)).items():
                 for name in names:
@@ -63,19 +56,18 @@ class OpenTransactions(Questions):
                         found.append(_listed(name, number, state))
             return sorted(found, key=lambda txn: txn.transactional_id)
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     def find_all(self, deadline: float) -> list[OpenTransaction]:
         """Find the open transactions in all topics, Kafka's own too. Needs the right to read all of them."""
 
         async def work() -> list[OpenTransaction]:
-            await self._connected(deadline)
             found: list[OpenTransaction] = []
             for topic, partitions in (await self._all_topics(deadline)).items():
                 found += await self._find(topic, partitions, deadline)
             return found
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     # ------------------------------------------------------------------ the client's loop
 

@@ -7,25 +7,23 @@ import struct
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, NamedTuple
 
+from streams.errors import LogDamaged
 from streams.kafka import permissions
 from streams.kafka.questions.asking import Questions
+from streams.kafka.reading.record_batches import FetchedBatches
 from streams.kafka.wire.codec import MalformedAnswer, WireBytes
-from streams.kafka.wire.codes import raise_for
 from streams.kafka.wire.connection import LostConnection
-from streams.kafka.wire.schemas.fetch import FetchRequest
-from streams.kafka.wire.topic_questions import EARLIEST, LATEST, only
+from streams.kafka.wire.topic_questions import EARLIEST, LATEST, fetch
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # of record batches v2 (Kafka's documentation, "Message Format")
-_COMPRESSION, _TRANSACTIONAL, _CONTROL = 0x07, 0x10, 0x20  # in the attributes
+_TRANSACTIONAL, _CONTROL = 0x10, 0x20  # in the attributes
 _INT16: Final = struct.Struct(">h")
-_ATTRIBUTES_AT: Final = 21
 _LEAST_LENGTH: Final = 14  # of a batch behind its offset and its length, in the oldest format
 _MARKER_TYPE: Final = _HEADER.size + 7
 """Bytes of a batch in front of a marker's type: its head, five numbers of one byte each (length, attributes, time,
 offset, length of the key), and the version of the key (two bytes)."""
 _FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch, at most."""
-_FIRST_FETCH, _FETCH = 4, 11  # versions that return batches as they are, and name topics by their names
 
 
 class LogBatch(NamedTuple):
@@ -78,29 +76,13 @@ def batches(data: bytes) -> Iterator[LogBatch]:
         at = end
 
 
-def values(batch: LogBatch) -> list[bytes]:
-    """Return the values of the records of a batch, without deletions. Raises ``MalformedAnswer``, also for a batch that
-    is compressed: those of the coordinators' log are not."""
-    source, found = WireBytes(batch.content, _ATTRIBUTES_AT), []
-    if source.take(_INT16)[0] & _COMPRESSION:
-        raise MalformedAnswer(f"the batch at offset {batch.base} is compressed")
-    source.at = _HEADER.size
-    for _ in range(batch.records):
-        size = _signed(source)
-        end = source.at + size
-        source.skip(1)  # attributes
-        source.unsigned()  # time
-        source.unsigned()  # offset
-        source.skip(max(_signed(source), 0))
-        if (length := _signed(source)) >= 0:
-            found.append(source.cut(length))
-        source.skip(end - source.at)  # headers
-    return found
-
-
-def _signed(source: WireBytes) -> int:
-    number = source.unsigned()
-    return (number >> 1) ^ -(number & 1)
+def values(batch: LogBatch, topic: str, partition: int) -> list[bytes]:
+    """Return the values of the records of a batch of this partition, without deletions. Raises ``MalformedAnswer``."""
+    try:
+        records = FetchedBatches(topic, partition, batch.base, batch.content, None).take(batch.records)
+    except LogDamaged as error:
+        raise MalformedAnswer(str(error)) from error
+    return [record.value for record in records if record.value is not None]
 
 
 class RawLogs(Questions):
@@ -111,7 +93,6 @@ class RawLogs(Questions):
         without any are left out. Blocks."""
 
         async def work() -> dict[int, bool]:
-            await self._connected(deadline)
             found: dict[int, bool] = {}
             for number, end in ends.items():
                 for batch in await self._fetch(topic, number, end - 1, deadline) if end else ():
@@ -119,14 +100,13 @@ class RawLogs(Questions):
                         found[number] = batch.is_transactional
             return found
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     def has_holes(self, topic: str, partition: int, start: int, end: int, deadline: float) -> bool:
         """Check whether records between these offsets are gone: compaction leaves the numbers of the others as they
         were. Blocks."""
 
         async def work() -> bool:
-            await self._connected(deadline)
             expected = start
             async for batch in self._walk(topic, partition, start, end, deadline):
                 if batch.base > expected or batch.records != batch.last - batch.base + 1:
@@ -134,7 +114,7 @@ class RawLogs(Questions):
                 expected = batch.last + 1
             return expected < end
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     async def _walk(self, topic: str, partition: int, start: int, end: int, deadline: float) -> AsyncIterator[LogBatch]:
         """Read the batches from ``start`` on, up to ``end`` (exclusive). Raises as ``_until``, also at the
@@ -153,18 +133,9 @@ class RawLogs(Questions):
 
     async def _fetch(self, topic: str, partition: int, offset: int, deadline: float) -> list[LogBatch]:
         async def attempt(limit: float) -> list[LogBatch]:
-            [leader] = await self._by_leader(topic, [partition], limit)
-            topic_of = FetchRequest.FetchTopic
-            wanted = topic_of.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=_FETCH_BYTES)
-            request = FetchRequest(
-                max_bytes=_FETCH_BYTES,
-                isolation_level=0,  # what hangs lies above the last stable offset, where committed reads end
-                topics=[topic_of(topic=topic, partitions=[wanted])],
-            )
-            answer = await self._client.send(request, leader, limit, least=_FIRST_FETCH, most=_FETCH)
-            raise_for(answer.error_code)
-            found = only([entry for each in answer.responses for entry in each.partitions], f"{topic}[{partition}]")
-            raise_for(found.error_code)
+            described = await self._metadata(topic, limit)
+            # Not only what is stable: what hangs lies above the last stable offset, where committed reads end.
+            found = await fetch(self._client, described, partition, offset, _FETCH_BYTES, limit)
             try:
                 return list(batches(found.records or b""))
             except MalformedAnswer as error:

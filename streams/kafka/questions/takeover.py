@@ -72,7 +72,6 @@ class WireTakeOver(Questions):
         """
 
         async def work() -> list[str]:
-            await self._connected(deadline)
             # In this order: an instance that joins and begins a transaction in between would else be taken for one that
             # has departed.
             found = await self._open_ids(deadline)
@@ -84,7 +83,7 @@ class WireTakeOver(Questions):
             ended = await asyncio.gather(*(self._is_ended(name, deadline) for name in departed))
             return sorted(name for name, is_ended in zip(departed, ended, strict=True) if is_ended)
 
-        return self._client.call(work, deadline)
+        return self._run(deadline, work)
 
     async def _present(self, members: Collection[str], deadline: float) -> frozenset[str]:
         """The instances that are alive, as the group's plan has them."""
@@ -215,7 +214,6 @@ class WireTakeOver(Questions):
         # Brokers may refuse all of it: the request takes the right to describe the cluster.
 
         async def work() -> dict[int, int]:
-            await self._connected(deadline)
             step = f"asking for the leaders of topic {topic}"
             numbers = sorted(set(partitions))
             by_leader = await self._until(deadline, step, lambda limit: self._by_any_leader(topic, numbers, limit))
@@ -231,7 +229,7 @@ class WireTakeOver(Questions):
             return sizes
 
         try:
-            return self._client.call(work, deadline) if partitions else {}
+            return self._run(deadline, work) if partitions else {}
         except StreamsError as error:
             log.debug("sizes of topic %s on disk: %s", topic, error)
             return {}

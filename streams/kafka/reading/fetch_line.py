@@ -18,7 +18,7 @@ from streams.kafka.wire.lines import next_pause
 from streams.kafka.wire.message import Request, api_name, is_flexible
 from streams.kafka.wire.schemas.fetch import FetchRequest, FetchResponse
 from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest, ListOffsetsResponse
-from streams.kafka.wire.topic_questions import EARLIEST
+from streams.kafka.wire.topic_questions import BY_NAME, EARLIEST, PartitionData
 
 FIRST_PATIENCE_SECONDS: Final = 3.0
 LONGEST_PATIENCE_SECONDS: Final = 24.0
@@ -27,13 +27,9 @@ and at most, each time twice as many as before. A frozen broker has no other sig
 MOST_THROTTLE_SECONDS: Final = 10.0
 """Seconds, at most, for which a broker's throttle time is kept. It holds the connection back by itself (KIP-219), so a
 request sent early does no harm; and a time that is nonsense must not end the reading."""
-BY_NAME: Final = 12
-"""The last version of Fetch that names topics by their names."""
 _OFFSETS: Final = 8  # the version of ListOffsets, at most
 _LONG_MS: Final = 50
 """Milliseconds: a request that the broker may hold for longer is given up for partitions that are added."""
-
-PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
 
 
 class FetchAnswer:

@@ -18,13 +18,14 @@ from uuid import UUID
 from streams.errors import LogDamaged, StreamsError, TopicReplaced
 from streams.kafka.connection import ConnectionLog
 from streams.kafka.reading import failures
-from streams.kafka.reading.fetch_line import FetchAnswer, FetchLine, PartitionData
+from streams.kafka.reading.fetch_line import FetchAnswer, FetchLine
 from streams.kafka.reading.fetch_session import LOG_START, NO_END, NO_ID, FetchKind, FetchOptions, LogPartition
 from streams.kafka.reading.reading_loop import ReadingLoop
 from streams.kafka.reading.record_batches import FetchedBatches
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.codes import Code, is_retriable, is_stale_metadata, name_of
 from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.topic_questions import PartitionData
 from streams.records import IncomingRecord, PolledPartition
 
 _log = logging.getLogger(__name__)

@@ -8,14 +8,12 @@ from concurrent.futures import Future
 from typing import Final
 
 from streams.errors import BrokerUnavailable
-from streams.kafka.reading.fetch_line import BY_NAME
 from streams.kafka.reading.record_batches import FetchedBatches
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import raise_for
-from streams.kafka.wire.schemas.fetch import FetchRequest
 from streams.kafka.wire.security import Security
-from streams.kafka.wire.topic_questions import LATEST, leader_of, list_offsets, metadata, only
+from streams.kafka.wire.topic_questions import LATEST, fetch, leader_of, list_offsets, metadata, only
 
 _CLOSE_SECONDS: Final = 1.0
 """Seconds for the end of the connections."""
@@ -81,26 +79,7 @@ async def _end_of(client: WireClient, topic: str, partition: int, deadline: floa
 async def _next_of(client: WireClient, topic: str, partition: int, position: int, deadline: float) -> int:
     found = only((await metadata(client, [topic], deadline)).topics, f"topic {topic}")
     raise_for(found.error_code)
-    of = FetchRequest.FetchTopic
-    leader = leader_of(found, partition)
-    # With the epoch: a leader of another one refuses, whose log may end elsewhere.
-    epoch = next(one.leader_epoch for one in found.partitions if one.partition_index == partition)
-    asked = of.FetchPartition(
-        partition=partition, current_leader_epoch=epoch, fetch_offset=position, partition_max_bytes=_TAIL_BYTES
-    )
-    request = FetchRequest(
-        max_wait_ms=0,
-        min_bytes=0,
-        max_bytes=_TAIL_BYTES,
-        isolation_level=1,
-        session_epoch=-1,
-        topics=[of(topic=topic, topic_id=found.topic_id, partitions=[asked])],
-    )
-    most = None if found.topic_id.int else BY_NAME
-    answer = await client.send(request, leader, deadline, most=most)
-    raise_for(answer.error_code)
-    data = only(only(answer.responses, f"topic {topic}").partitions, f"{topic}[{partition}]")
-    raise_for(data.error_code)
+    data = await fetch(client, found, partition, position, _TAIL_BYTES, deadline, stable=True)
     aborted = [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()]
     batches = FetchedBatches(topic, partition, position, data.records or b"", aborted)
     while not batches.is_done:

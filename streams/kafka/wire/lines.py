@@ -27,7 +27,7 @@ before."""
 NEXT_SECONDS: Final = 0.5
 """Seconds after which a broker that has not answered yet gets company: the next address is tried beside it."""
 REQUEST_SECONDS: Final = 10.0
-"""Seconds for an answer, before the connection is taken for dead."""
+"""Seconds in which nothing comes, no byte of an answer, before the connection is taken for dead."""
 MOST_THROTTLE_SECONDS: Final = 2.0
 """Seconds, at most, for which a broker's throttle time keeps requests back. It holds the connection back by itself
 (KIP-219), so a request sent early does no harm; and a time that is nonsense must not stop heartbeats."""
@@ -81,7 +81,7 @@ class Line:
         """Send a request, in a version from ``least`` to ``most``, and return its answer.
 
         Raises ``LostConnection``; its code is ``_TIMED_OUT`` after the deadline. The connection is taken for dead after
-        ``REQUEST_SECONDS`` without an answer, whether the caller still waits or not.
+        ``REQUEST_SECONDS`` of silence, whether the caller still waits or not.
         """
         try:
             async with until_deadline(deadline):
@@ -95,8 +95,7 @@ class Line:
         # A task, not awaited with a limit: one caller that gives up must not end what others wait for. An answer that
         # comes late meets no new request, because each request has its number.
         asking = self._loop.create_task(connection.ask(request, most, least))
-        silence = f"no answer within {REQUEST_SECONDS:g} seconds"
-        expiry = self._loop.call_later(REQUEST_SECONDS, connection.close, silence)
+        expiry = self._loop.call_later(REQUEST_SECONDS, self._close_if_silent, connection, asking)
         asking.add_done_callback(lambda _: expiry.cancel())
         asking.add_done_callback(self._answered)
         left = None if deadline == math.inf else max(0.0, deadline - self._loop.time())
@@ -138,6 +137,14 @@ class Line:
             raise
         finally:
             self._connecting = None
+
+    def _close_if_silent(self, connection: BrokerConnection, asking: asyncio.Task[AnswerT]) -> None:
+        # Not by the time of the whole answer: a large one over a link of a few kilobytes a second would never come.
+        left = connection.received_at + REQUEST_SECONDS - self._loop.time()
+        if left <= 0:
+            connection.close(f"no answer within {REQUEST_SECONDS:g} seconds")
+        elif not asking.done():
+            self._loop.call_later(left, self._close_if_silent, connection, asking)
 
     def _answered(self, asking: asyncio.Task[AnswerT]) -> None:
         if asking.cancelled() or asking.exception() is not None:

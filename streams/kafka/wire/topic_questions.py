@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from streams.kafka.wire.client import WireClient
-from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of
+from streams.kafka.wire.codes import BrokerRefusal, Code, entries_of, raise_for
 from streams.kafka.wire.connection import LostConnection
+from streams.kafka.wire.schemas.fetch import FetchRequest, FetchResponse
 from streams.kafka.wire.schemas.list_offsets import ListOffsetsRequest
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
 
@@ -21,9 +22,12 @@ LATEST: Final = -1
 """In the place of a time: the first offset of a partition, and its end."""
 _WITH_IDS, _METADATA = 10, 12  # versions that name topics by their names, and tell their ids
 _WITH_ISOLATION, _LIST_OFFSETS = 2, 5
+BY_NAME: Final = 12
+"""The last version of Fetch that names topics by their names."""
 
 EntryT = TypeVar("EntryT")
 TopicMetadata = MetadataResponse.MetadataResponseTopic
+PartitionData = FetchResponse.FetchableTopicResponse.PartitionData
 
 
 def only(entries: Sequence[EntryT], what: str) -> EntryT:
@@ -91,3 +95,34 @@ async def list_offsets(
     for topic, wanted in times.items():
         check_complete(found.get(topic, {}), topic, wanted)
     return found
+
+
+async def fetch(
+    client: WireClient,
+    topic: TopicMetadata,
+    partition: int,
+    offset: int,
+    most_bytes: int,
+    deadline: float,
+    *,
+    stable: bool = False,
+) -> PartitionData:
+    """Fetch once what a partition has from an offset on, in at most so many bytes, but the first batch as a whole. Read
+    uncommitted, so up to the high watermark, unless it is to be ``stable``."""
+    of, leader, name = FetchRequest.FetchTopic, leader_of(topic, partition), topic.name or ""
+    # With the epoch: a leader of another one refuses, whose log may end elsewhere.
+    epoch = next(entry.leader_epoch for entry in topic.partitions if entry.partition_index == partition)
+    wanted = of.FetchPartition(
+        partition=partition, current_leader_epoch=epoch, fetch_offset=offset, partition_max_bytes=most_bytes
+    )
+    request = FetchRequest(
+        max_bytes=most_bytes,
+        isolation_level=int(stable),
+        session_epoch=-1,
+        topics=[of(topic=name, topic_id=topic.topic_id, partitions=[wanted])],
+    )
+    answer = await client.send(request, leader, deadline, most=None if topic.topic_id.int else BY_NAME)
+    raise_for(answer.error_code)
+    data = only([entry for each in answer.responses for entry in each.partitions], f"{name}[{partition}]")
+    raise_for(data.error_code)
+    return data

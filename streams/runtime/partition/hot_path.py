@@ -18,6 +18,7 @@ from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.once import OnceRule
+from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.state import Partition
 
 SLICE: Final = 128
@@ -45,6 +46,7 @@ class HotPath:
     def __init__(self, partition: Partition, host: Host) -> None:
         self._partition = partition
         self._host = host
+        self._queue = ParkedEvents(partition, host).in_slice
         # Small at first: how long the handlers take is not known yet.
         self.size = SLICE // 8
         self.merged_size = self.size
@@ -60,25 +62,29 @@ class HotPath:
         now = host.now
         began = now()
         stop = min(start + self.size, len(records))
-        if partition.parked:
-            stop = _before_parked(partition, records, start, stop)
+        parked = parked_places(partition, records, start, stop) if partition.parked else []
+        if inputs is not None and parked:  # ``Execution`` queues it
+            stop, parked = parked[0], []
         position: int = start
         error: BaseException | None = None
         self._slices += 1
-        is_sample = self._slices % SAMPLED == 0 and inputs is None and start < stop
+        is_sample = self._slices % SAMPLED == 0 and inputs is None and not parked
         if is_sample and (route := host.router.current(records[start].headers)) is not None:
             # One event by itself, which is timed: a clock around each would cost more than many a handler.
             position, error = plain_slice.run(partition, host, records, start, start + 1)
             if position > start:
                 host.measure(HandlerTimed(route.name, now() - began))
         if error is None and position < stop:
-            position, error = plain_slice.run(partition, host, records, position, stop, inputs, runs)
+            position, error = plain_slice.run(
+                partition, host, records, position, stop, inputs, runs, parked, self._queue
+            )
         while inputs is None and error is None and position < stop:  # at a record whose handler is not plain
-            behind, error = self._run_kind(records, position, stop)
+            parked = [place for place in parked if place >= position]
+            behind, error = self._run_kind(records, position, parked[0] if parked else stop)
             if behind == position or error is not None:
                 position = behind
                 break
-            position, error = plain_slice.run(partition, host, records, behind, stop)
+            position, error = plain_slice.run(partition, host, records, behind, stop, None, (), parked, self._queue)
         ended = now()
         self.size = next_size(self.size, ended - began)
         if position > start:
@@ -91,7 +97,7 @@ class HotPath:
     def _run_kind(self, records: list[IncomingRecord], start: int, stop: int) -> tuple[int, BaseException | None]:
         """Handle some records by a handler of another kind that needs no await. Returns ``start`` if there is none."""
         partition, host = self._partition, self._host
-        route = host.router.current(records[start].headers)
+        route = host.router.current(records[start].headers) if start < stop else None  # the first one may not wait here
         # While failures of events are known, each event has to meet its own: ``Execution`` does that, one by one.
         if route is None or partition.failures.events:
             return start, None
@@ -101,11 +107,8 @@ class HotPath:
         return kind.run(partition, host, route, records, start, stop)
 
 
-def _before_parked(partition: Partition, records: list[IncomingRecord], start: int, stop: int) -> int:
-    """Return the place of the first record whose key is parked: ``Execution`` queues it. ``stop``: there is none."""
+def parked_places(partition: Partition, records: list[IncomingRecord], start: int, stop: int) -> list[int]:
+    """Return the places of the records whose keys are parked."""
     parked = partition.parked
-    for position in range(start, stop):
-        record = records[position]
-        if record.key in parked and partition.queue_of(record) is not None:
-            return position
-    return stop
+    places = [position for position in range(start, stop) if records[position].key in parked]
+    return [position for position in places if partition.queue_of(records[position]) is not None]

@@ -8,8 +8,9 @@ from streams.core.parking_rules import next_due_ms
 from streams.core.policy import Failure
 from streams.core.timers import Timer
 from streams.errors import EventFailure, RecordRefused
+from streams.model.tracing import carried
 from streams.outcomes import Retry
-from streams.records import IncomingRecord, shown_key
+from streams.records import Change, IncomingRecord, shown_key
 from streams.runtime.changelog import timer_key
 from streams.runtime.partition.failures import describe
 from streams.runtime.partition.host import Host
@@ -82,6 +83,19 @@ class ParkedEvents:
         if known is not None:
             self._refuse_if_refused(record, known.error)
         return queue.followed_by(queued, self._longest_piece)
+
+    def in_slice(self, record: IncomingRecord) -> list[Change] | None:
+        """Have a record wait, as a part of a slice. Returns the changes for its journal; ``None``: that is for
+        ``Execution``, since there is no room, the event is traced, or it is a row of a joined table."""
+        partition, tracer = self._partition, self._host.router.tracer
+        queue = partition.queue_of(record)
+        is_row = record.topic in partition.joined.tables
+        if queue is None or is_row or (tracer is not None and carried(record.headers)):
+            return None
+        try:
+            return partition.timers.admitted(self.behind(queue, record), record.offset)
+        except NoRoom:
+            return None
 
     def timer_behind(self, queue: Queue, timer: Timer) -> dict[str, Timer | None]:
         """Give a timer that is due its place behind the events of its key. It stays set: they may cancel it."""

@@ -17,4 +17,4 @@
     first_sent=Py_ssize_t,
     first_written=Py_ssize_t,
 )
-cpdef tuple run(partition, host, list records, Py_ssize_t start, Py_ssize_t stop, inputs=*, runs=*)
+cpdef tuple run(partition, host, list records, Py_ssize_t start, Py_ssize_t stop, inputs=*, runs=*, parked=*, queue=*)

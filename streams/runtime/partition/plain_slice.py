@@ -9,12 +9,14 @@ Why the loop looks as it does:
   Functions that are kept in attributes (``route.handler``) are local names too: called as attributes they cost 130
   instructions more on Python 3.11, which takes them for methods.
 * A record of a joined table without update handler has its turn in the slice, too (``HandlerKind.keep``).
+* So has one whose key is parked: it is queued. Its place is known before the slice begins, so the others pay nothing:
+  a key is parked, or opens, between two slices.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from streams.core.policy import Answered
@@ -43,10 +45,13 @@ def run(
     stop: int,
     inputs: MergedInputs | None = None,
     runs: Sequence[Run] = (),
+    parked: Sequence[int] = (),
+    queue: Callable[[IncomingRecord], list[Change] | None] | None = None,
 ) -> tuple[int, BaseException | None]:
     """Handle and admit records from ``start`` up to ``stop``. Returns the position of the first that was not handled;
     and if that one ended the slice because its handler failed, why. With ``inputs`` the records are theirs, from the
-    first of ``runs`` on; else they are of the input that has its turn."""
+    first of ``runs`` on; else they are of the input that has its turn. ``parked``: the places of those whose keys are
+    parked (with one input); ``queue`` returns the changes that let one wait, ``None``: it cannot wait here."""
     store, journalled, timers = partition.store, partition.is_journalled, partition.timers
     before_event = partition.before_event
     routes, limit, where = host.router.routes, host.message_limit, partition.reading
@@ -58,7 +63,7 @@ def run(
     journal: list[Change] = []
     sent = written = 0  # so many of them are of events that are complete
     number = input_number = first_sent = first_written = 0  # of the run
-    next_run, wheres = (stop, []) if inputs is None else (start, inputs.wheres)
+    next_run, wheres = (parked[0] if parked else stop, []) if inputs is None else (start, inputs.wheres)
     known: list[Any] = [(headers, route, decode, handler, keep)] * len(wheres)  # of each input, as its last run left it
     position = since = start  # since then the events are of this route
     failure: BaseException | None = None
@@ -69,7 +74,17 @@ def run(
         store.begin(journal)
     try:
         while position < stop:
-            if position == next_run:  # only with several inputs
+            if position == next_run:  # only with several inputs, or with parked keys
+                if inputs is None:
+                    queued = None if queue is None else queue(records[position])
+                    if queued is None:
+                        break
+                    journal += queued
+                    number += 1
+                    next_run = parked[number] if number < len(parked) else stop
+                    # In one unit with the position, as what is complete: an event that fails behind it takes none back.
+                    position, written, since = position + 1, len(journal), since + 1  # it is not handled
+                    continue
                 if input_number:
                     name_input(input_number, outputs, first_sent, sent, journal, first_written, written)
                 # Counted here and where the headers change, and so at no price where they do not.

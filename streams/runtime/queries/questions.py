@@ -107,7 +107,9 @@ class TurnRows(msgspec.Struct, frozen=True):
 def read_of(question: Question, store: Any) -> dict[str, Any] | TurnRows:
     """Answer a question from a store: the fields of a reply that a value or a count makes, or ``TurnRows``. Raises
     ``StoreError``."""
-    table, part, name = store, None, ""
+    table: Any = store  # of a structure that of its entries, with the same reading methods
+    part: StorePart | None = None
+    name = ""
     if isinstance(store, StructuredBytes):
         name, part = store.part_named(question.table)
         table = part.table

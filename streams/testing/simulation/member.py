@@ -14,7 +14,6 @@ from streams.errors import BrokerUnavailable, StreamsError
 from streams.kafka.group.group_settings import GroupSettings
 from streams.kafka.group.link import CannotJoinYet, NoCommonStrategy
 from streams.kafka.group.membership import GroupMembership
-from streams.kafka.group.wire_link import WireLink
 from streams.kafka.wire.client import WireClient
 from streams.model.group import Assigned, Copies, Fatal, GroupEvent, Lost, Order, Revoked
 from streams.testing.simulation.process import Process
@@ -61,46 +60,18 @@ async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
     return await work()
 
 
-class SimLink(WireLink):
-    """The client of a member. ``failures``: what went wrong in it that no answer of a broker explains."""
-
-    def __init__(self, process: Process, client: SimClient, settings: GroupSettings) -> None:
-        super().__init__(client, settings, process.loop.time)
-        self._process, self._waiting = process, client.wait_for
-        self._posted_until = 0.0
-        self.failures: list[BaseException] = []
-
-    def post(self, work: Callable[[], Any]) -> bool:
-        """See ``WireLink``, also for all others."""
-        loop = self._process.loop
-        self._posted_until = max(self._posted_until + ORDERED, loop.time() + self._process.faults.post())
-        loop.call_at(self._posted_until, super().post, work)
-        return True
-
-    def call(self, work: Callable[[], Any], deadline: float) -> None:
-        self._waiting(work, deadline)
-
-    async def ensure_joined(self) -> None:
-        try:
-            await super().ensure_joined()
-        except (NoCommonStrategy, CannotJoinYet, StreamsError):
-            raise
-        except Exception as error:
-            self.failures.append(error)
-            raise
-
-
 class SimMember(GroupMembership):
-    """The membership of one process (``process.Membership``)."""
+    """The membership of one process (``process.Membership``). ``failures``: what went wrong in it that no answer of a
+    broker explains: mistakes of the member, or of this simulation."""
 
     def __init__(
         self, process: Process, client: SimClient, settings: GroupSettings, alive: Callable[[], bool] = lambda: True
     ) -> None:
-        self._process, self._client = process, client
-        self._sim_link = SimLink(process, client, settings)
-        super().__init__(self._sim_link, settings, alive)
+        self._process, self._waiting = process, client.wait_for
+        super().__init__(client, settings, alive, clock=process.loop.time)
         self._state = _Noted(process, settings)
-        self._delivered_until = 0.0
+        self._posted_until = self._delivered_until = 0.0
+        self.failures: list[BaseException] = []
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         process, loop = self._process, self._process.loop
@@ -135,6 +106,23 @@ class SimMember(GroupMembership):
         self._process.note("taking", partition)
         super().took(partition, incarnation)
 
+    def _post(self, work: Callable[[], Any]) -> None:
+        loop = self._process.loop
+        self._posted_until = max(self._posted_until + ORDERED, loop.time() + self._process.faults.post())
+        loop.call_at(self._posted_until, super()._post, work)
+
+    def _call(self, work: Callable[[], Any], deadline: float) -> None:
+        self._waiting(work, deadline)
+
+    async def _step(self) -> None:
+        try:
+            await super()._step()
+        except (NoCommonStrategy, CannotJoinYet, StreamsError):
+            raise
+        except Exception as error:
+            self.failures.append(error)
+            raise
+
     # -- what the world looks at ---------------------------------------------------------------------------------------
 
     @property
@@ -146,11 +134,6 @@ class SimMember(GroupMembership):
     def member(self) -> str:
         """The member id, empty while it has none."""
         return self.joining_as
-
-    @property
-    def failures(self) -> list[BaseException]:
-        """Mistakes of the member, or of this simulation."""
-        return self._sim_link.failures
 
     def kill(self) -> None:
         """The process is dead."""
