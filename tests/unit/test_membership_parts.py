@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,12 +23,14 @@ from streams.model.group import (
     Assignment,
     Assignor,
     Copies,
+    Fatal,
     GroupEvent,
     Lost,
     MemberReport,
     Order,
     Revoked,
 )
+from tests.unit.waiting import PATIENCE, wait_until
 
 
 class Stack:
@@ -231,6 +234,29 @@ def test_the_leader_decides_by_the_strategy_that_the_broker_chose() -> None:
     assert reports["m-b"].owned == frozenset({1}), "a partition that the topic does not have"
     assert reports["m-c"].leaving, "what is not understood gets nothing"
     membership.close(1.0)
+
+
+@pytest.mark.parametrize("beats", [True, False], ids=["with heartbeats", "before the first join"])
+def test_a_thread_that_fails_is_fatal(beats: bool) -> None:
+    """Its loop has ended by then; the heartbeats are a task of it."""
+    member, _ = connect_group("127.0.0.1:1", "g", "t", 4, "a", {"range": sticky_plan})
+    heard: list[GroupEvent] = []
+    member.start(heard.append)
+
+    async def join() -> None:
+        protocol = member._protocol = member._new_protocol()
+        protocol._beats = member._client.spawn(asyncio.get_running_loop().create_future()) if beats else None
+
+    def fail() -> None:
+        raise SystemExit("an error")
+
+    member._client.call(join, time.monotonic() + PATIENCE)
+    member._client.post(fail)
+    wait_until(lambda: heard, "it says that it is over", PATIENCE)
+    (fatal,) = heard
+    assert isinstance(fatal, Fatal)
+    assert "the thread of the membership failed: SystemExit" in str(fatal.error)
+    member.close(1.0)
 
 
 def test_started_once() -> None:

@@ -334,6 +334,7 @@ class GroupMembership:
         self._end(error)
 
     def _crashed(self, error: BaseException) -> None:
+        self._protocol = None  # its loop does not run any more: nothing of it can be stopped, and its tasks end with it
         self._end(MembershipFatal(f"group {self._group_id}: the thread of the membership failed: {error!r}"))
 
     # ------------------------------------------------------------------ IO thread: small parts
