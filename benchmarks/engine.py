@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.engine [HOW] JOB``: ``plain`` (the default), ``batch`` (a batch handler), and with work that
 waits ahead of an event's turn, ``scheduler`` (``AsyncJobScheduler``) and ``concurrency`` (``concurrency=``). With
-``ahead`` and ``durable`` the work does not wait: by the scheduler, and by a durable job for each event. With
+``ahead`` and ``durable`` the work does not wait: by the scheduler, and by a durable job for each event (after ``delay``
+seconds; with ``tells`` outputs tell how long after its event a job began). With
 ``parking`` one account in ``bad`` (0: none) fails for a millisecond, ``fails`` times for each event, and is parked;
 ``pace``: the seconds until it is tried again for the first time.
 With ``once`` events are handled once, by their ``id`` (``offset``: all are new; ``account``: all but the first of an
@@ -182,25 +183,27 @@ def by_scheduler(job: Job, work: Work = one_step) -> EventSource[Accounts]:
     return source
 
 
-async def nothing(_: Deposited) -> int:
-    """Give way to the loop once: a durable job that does nothing."""
+async def begin(_: Deposited) -> float:
+    """Give way to the loop once: a durable job that does nothing. Returns when it began."""
+    began = time.time()
     await asyncio.sleep(0)
-    return 0
+    return began
 
 
 def by_durable_jobs(job: Job) -> EventSource[Accounts]:
     """Build it with a durable job for each event: the deposit is that of its end, and those of an account keep their
     order."""
     source, output = without_handlers(job), job.output
+    delay, tells = float(job.options.get("delay", "0")), "tells" in job.options
 
-    def finish(ctx: EventContext[Accounts], event: Deposited, _: int) -> None:
-        deposit(ctx, event, output)
+    def finish(ctx: EventContext[Accounts], event: Deposited, begun: float) -> None:
+        deposit(ctx, msgspec.structs.replace(event, sent=begun - event.sent) if tells else event, output)
 
     settings = SchedulerConfig(concurrency=int(job.options.get("slots", "64")))
-    jobs = AsyncJobScheduler(source, nothing, finish, config=settings)
+    jobs = AsyncJobScheduler(source, begin, finish, config=settings)
 
     def deposited(ctx: EventContext[Accounts], event: Deposited) -> None:
-        ctx.start_job(jobs, event)
+        ctx.start_job(jobs, event, delay=delay)
 
     source.register_event_type(Deposited, deposited)
     return source

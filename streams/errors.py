@@ -10,6 +10,7 @@
     ├── ``EventFailure``             the caller: a handler failed, or a record cannot be read, and the policy is to stop
     ├── ``HandlerBlocked``           the caller: a handler stopped the event loop of one member after another
     ├── ``BrokerUnavailable``        the operator: nothing answers at the address; the engine keeps trying
+    ├── ``RegistryUnavailable``      the operator: no schema registry answers; the engine keeps trying
     ├── ``EmbeddedBrokerError``      the operator: the embedded Kafka cannot be fetched or started
     ├── ``RecordError``              the error policy: one record cannot be handled
     │     ├── ``DecodeError``        its bytes, its type header or its version
@@ -99,6 +100,10 @@ class HandlerBlocked(StreamsError):
 
 class BrokerUnavailable(StreamsError):
     """No broker answered in time. The message names the addresses (never credentials)."""
+
+
+class RegistryUnavailable(StreamsError):
+    """No schema registry answered in time. The message names its address (never credentials)."""
 
 
 class EmbeddedBrokerError(StreamsError):

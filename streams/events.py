@@ -372,6 +372,12 @@ def event_type_of(cls: type[T]) -> EventType[T]:
     return _prepare(cls) if found is None else found
 
 
+def needy_codecs() -> list[Any]:
+    """Return the codecs of declared events that need something before a start (``formats.schema_codecs``)."""
+    needy = [cls for cls, declaration in _declared.items() if hasattr(declaration.codec, "for_event")]
+    return [event_type_of(cls).codec for cls in needy]
+
+
 known_type: Final[Callable[[type], EventType[Any] | None]] = _ready.get
 """``event_type_of`` for hot paths: ``None`` for a class that was never looked up."""
 
@@ -418,6 +424,8 @@ def _prepare(cls: type[T]) -> EventType[T]:
         declaration = _Declaration(cls.__name__, 1, None, {})
     try:
         codec: Codec[T] = declaration.codec or codec_for(cls, allow_lossy=declaration.allow_lossy)
+        if bind := getattr(codec, "for_event", None):  # it is of no class yet (formats.schema_codecs)
+            codec = bind(cls, declaration.name, declaration.version)
     except ConfigError as error:
         raise RegistrationError(f"event type {declaration.name}: {error}") from error
     known = declaration

@@ -16,12 +16,13 @@ from rich.table import Table
 from benchmarks.bench import Bench
 from benchmarks.cluster import Cluster
 from benchmarks.drain import middle_rate, stretch
+from benchmarks.generator import Load
 from benchmarks.keys.ids import bytes_of_an_id
 from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.steady import steady
-from benchmarks.systems import Failed, System, system_running
+from benchmarks.systems import Child, Failed, System, running, system_running
 from benchmarks.tables import loads, names, of_rounds, of_system, right, spread, table, verdict
-from benchmarks.workload import Job, deposits
+from benchmarks.workload import Balance, Job, deposits
 
 NEVER = 1_000_000
 """Attempts that fail: all of them."""
@@ -31,6 +32,8 @@ WORKED_OFF = "queues worked off"
 QUEUED_KEYS = 1_000
 AHEAD, DURABLE = "jobs ahead of the turn", "durable jobs"
 JOBS = {AHEAD: "ahead", DURABLE: "durable"}
+BEGIN, JOB_RATE = "begin of a durable job after its event, p50", 200
+WAITING, WAITING_MEMORY, WAITING_CPU = 100_000, "100,000 jobs that wait, MB", "100,000 jobs that wait, % of a core"
 DISK = "RocksDB" if importlib.util.find_spec("rocksdict") else "SQLite"
 PLAIN, NEW, COPIES = "no ids", "ids, all new", "ids, all but 10,000 copies"
 PLAIN_ON_DISK, NEW_ON_DISK = f"no ids, {DISK}", f"ids, all new, {DISK}"
@@ -110,15 +113,56 @@ def done_by_jobs(cluster: Cluster, label: str, source: str, records: int) -> tup
     return _written(cluster, cluster.job(source), System.parse(label), records, source=False)
 
 
+def begun_after(cluster: Cluster, seconds: float, seed: int) -> tuple[float, str]:
+    """Start a durable job for each of some events a second: the median time from an event's sending to the begin of
+    its job, in ms."""
+    job, system, events = cluster.job(), System.parse("durable:tells=1"), int(JOB_RATE * seconds)
+    load = Load(
+        bootstrap_servers=job.bootstrap_servers, topic=job.source, seed=seed, skip=0, events=events, rate=JOB_RATE
+    )
+    with system_running(system, job) as child:
+        cluster.write(job.source, [("account-00000", 1)])
+        _wait_for_outputs(cluster, job, 1, child, system)
+        with running("benchmarks.generator", load) as generator:
+            generator.result(PATIENCE_SECONDS)
+        _wait_for_outputs(cluster, job, events + 1, child, system)
+    decode = msgspec.json.Decoder(Balance).decode
+    took = sorted(decode(one.value() or b"").sent for one in cluster.records(job.output, job.partitions))
+    cluster.forget(job, source=True)
+    return took[len(took) // 2] * 1000, "" if len(took) == events + 1 else f"{len(took)} of {events + 1} outputs"
+
+
+def waiting_jobs(cluster: Cluster, seconds: float, seed: int) -> tuple[float, float]:
+    """Start ``WAITING`` durable jobs that begin in an hour: the MB that the process grows by, and the percents of a
+    core that it takes when nothing else is left to do."""
+    job, system = cluster.job(), System.parse("durable:delay=3600")
+    with system_running(system, job) as child:
+        cluster.fill(job.source, seed, 1)
+        cluster.wait_committed(job, 1, child.check, PATIENCE_SECONDS, system)
+        before = child.sample(0, 0)
+        cluster.fill(job.source, seed, WAITING - 1)
+        cluster.wait_committed(job, WAITING, child.check, PATIENCE_SECONDS, system)
+        began = time.monotonic()
+        first = child.sample(began, 0)
+        time.sleep(seconds)
+        last = child.sample(began, 0)
+    cluster.forget(job, source=True)
+    return (first.rss - before.rss) / 1e6, 100 * (last.cpu - first.cpu) / (last.at - first.at)
+
+
+def _wait_for_outputs(cluster: Cluster, job: Job, count: int, child: Child, system: System) -> None:
+    until = time.monotonic() + PATIENCE_SECONDS
+    while sum(1 for _ in cluster.records(job.output, job.partitions)) < count:
+        child.check()
+        if time.monotonic() > until:
+            raise Failed(f"{system.label} did not write {count:,} outputs in {PATIENCE_SECONDS} s")
+        time.sleep(1.0)
+
+
 def _written(cluster: Cluster, job: Job, system: System, records: int, *, source: bool) -> tuple[float, str]:
     """Run a system until it has written so many outputs."""
     with system_running(system, job) as child:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while sum(1 for _ in cluster.records(job.output, job.partitions)) < records:
-            child.check()
-            if time.monotonic() > until:
-                raise Failed(f"{system.label} did not write {records:,} outputs in {PATIENCE_SECONDS} s")
-            time.sleep(1.0)
+        _wait_for_outputs(cluster, job, records, child, system)
     judge, appended = cluster.judged(job)
     cluster.forget(job, source=source)
     return middle_rate(appended), judge.order(records)
@@ -166,6 +210,13 @@ the committed offsets, since copies have no outputs. *{MEMORY.capitalize()}*: wh
                 bench.now(f"keys {turn}/{sizes.rounds}: {row}")
                 figure, fault = done_by_jobs(cluster, label, source, sizes.records)
                 yield KeysResult(row, turn, figure, fault, os.getloadavg()[0])
+            bench.now(f"keys {turn}/{sizes.rounds}: {BEGIN}")
+            figure, fault = begun_after(cluster, sizes.seconds, bench.seed)
+            yield KeysResult(BEGIN, turn, figure, fault, os.getloadavg()[0])
+            bench.now(f"keys {turn}/{sizes.rounds}: {WAITING_MEMORY}")
+            memory, share = waiting_jobs(cluster, sizes.seconds, bench.seed)
+            yield KeysResult(WAITING_MEMORY, turn, memory, "", os.getloadavg()[0])
+            yield KeysResult(WAITING_CPU, turn, share, "", os.getloadavg()[0])
             for row, label in ONCE.items():
                 bench.now(f"keys {turn}/{sizes.rounds}: {row}")
                 figure, fault = counted_once(cluster, label, source, bench.seed, sizes.records)
@@ -200,6 +251,9 @@ the committed offsets, since copies have no outputs. *{MEMORY.capitalize()}*: wh
                 aims.append(at_least(f"drain, {row} parked, to nothing parked", least, shares))
         if shares := [durable / ahead for durable, ahead in pairs(DURABLE, AHEAD)]:
             aims.append(at_least("durable jobs that do nothing, to the same ahead of the turn", 0.4, shares))
+        for row, most, unit in ((BEGIN, 15, "ms"), (WAITING_MEMORY, 150, "MB"), (WAITING_CPU, 1, "%")):
+            if figures := [one.figure for one in right(of_system(found, row))]:
+                aims.append(at_most(row, most, figures, unit))
         for row, anchor, least in ((NEW, PLAIN, 0.75), (COPIES, PLAIN, 1.2), (NEW_ON_DISK, PLAIN_ON_DISK, 0.5)):
             if shares := [ids / plain for ids, plain in pairs(row, anchor)]:
                 aims.append(at_least(f"drain, {row}, to {anchor}", least, shares))

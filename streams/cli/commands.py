@@ -35,6 +35,9 @@ COMMANDS = {
     "broker": Command("streams.cli.broker", "Run a real Kafka broker on this machine: start, stop, status.", "broker"),
     "topics": Command("streams.cli.topics", "Manage the topics of an event source: plan, apply, grow."),
     "topology": Command("streams.cli.topology", "Show the inputs, handlers, stores and outputs of an event source."),
+    "schema": Command(
+        "streams.cli.schema", "Compare and register the schemas of events: plan, register, check, diff.", "registry"
+    ),
     "offsets": Command(
         "streams.cli.offsets", "Set where a source begins, reset offsets that are ahead: start, accept."
     ),

@@ -27,6 +27,7 @@ OTHER_VARIABLES: Final = frozenset(
     {
         *("CACHE_DIR", "COMPILED_WHEEL", "DEBUG", "FAULT", "JAVA", "KAFKA_JARS", "PLAIN", "TEST_BROKER", "VERBOSE"),
         *("SOURCE", "WORKERS"),  # of the unit of systemd
+        *("REGISTRY_AUTH", "REGISTRY_URL"),
     }
 )
 """Variables of the toolkit that are no settings."""

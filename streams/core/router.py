@@ -134,6 +134,11 @@ class Route:
         self.wire_version = None if self.version == 1 else b"%d" % self.version
 
     @property
+    def is_plain_once(self) -> bool:
+        """Check for a handler that is plain, but for the ids of its events."""
+        return not self.is_async and not self.is_blocking and self.ahead is None and self.once is not None
+
+    @property
     def has_turn(self) -> bool:
         """Check for a handler that runs in its turn on the event loop, plain or async, for each of its events."""
         return not self.is_blocking and self.ahead is None and self.kind is None and self.once is None

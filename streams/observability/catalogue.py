@@ -178,6 +178,7 @@ LOOP_ANSWERED = _gauge("kes_loop_answered", "1: the event loop answered this scr
 STATE = _gauge("kes_source_state", "1 for the present state of the source, 0 for the others.", ("state",))
 GENERATION = _gauge("kes_group_generation", "Generation of the group; -1: not a member.")
 UNSETTLED = _gauge("kes_unsettled_transactions", "Transactions that are open or on their way.")
+REGISTRY_WAITING = _gauge("kes_registry_waiting", "Partitions that wait for a schema of the registry.")
 HUNG_CALLS = _gauge("kes_hung_calls", "Calls to the broker that were given up and have not come back.")
 PARTITIONS = _gauge("kes_partitions", "Partitions that are here, by state.", ("state",))
 MOVES_UNDER_WAY = _gauge("kes_moves_under_way", "Hand-overs that are under way.", ("direction",))
@@ -351,6 +352,7 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield STATE, state is statistics.state, (state.value,)
     yield GENERATION, statistics.generation, ()
     yield UNSETTLED, statistics.unsettled_transactions, ()
+    yield REGISTRY_WAITING, len(statistics.registry_waiting), ()
     yield HUNG_CALLS, statistics.hung_calls, ()
     for name in _PARTITION_STATES:
         yield PARTITIONS, sum(each.state == name for each in statistics.partitions), (name,)

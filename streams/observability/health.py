@@ -101,6 +101,8 @@ def _unready(statistics: SourceStatistics, max_lag: int | None, max_lag_seconds:
     restoring |= {each.partition for each in statistics.partitions if each.state in ("restoring", "restarting")}
     if restoring:
         return f"the state of partitions {', '.join(map(str, sorted(restoring)))} is being restored"
+    if statistics.registry_waiting:
+        return f"partitions {', '.join(map(str, statistics.registry_waiting))} wait for the schema registry"
     behind = [f"{each.partition} ({each.lag})" for each in statistics.partitions
               if max_lag is not None and (each.lag or 0) > max_lag]  # fmt: skip
     if behind:

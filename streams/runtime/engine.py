@@ -48,6 +48,7 @@ from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
 from streams.runtime.read_proofs import ReadProofs
 from streams.runtime.reading.lookups import NO_LOOKUPS, Lookups
+from streams.runtime.reading.schema_wait import SchemaWaits
 from streams.runtime.signal import Signal
 from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
@@ -92,10 +93,8 @@ class Engine:
     ) -> None:
         """``topics``: the only ones that are sent to; ``None``: any. ``inputs``: what is read beside the own topic;
         ``lookups``: what is looked into, which has been started."""
-        self.config = config
-        self.lookups, self.router = lookups, router
-        self.schedules = schedules
-        self.connections = connections
+        self.config, self.lookups, self.router = config, lookups, router
+        self.schedules, self.connections = schedules, connections
         self.message_limit, self.now, self.environment = message_limit, now, environment
         self.rng = environment.rng()
         self.writer = uuid.UUID(int=self.rng.getrandbits(128)).hex
@@ -161,6 +160,7 @@ class Engine:
         self.look_ups = LookUps(self, self.takeovers.stalls, read)
         self.handover = Handover(self, self.partitions, self.replicas)
         self.status = Status(self, self.replicas, self.handover)
+        self.schema_waits = SchemaWaits(self)
         self.ad_hoc = AdHocInterjections(config, router, self.workers)
 
     @property
@@ -231,10 +231,9 @@ class Engine:
         self.spawn(self.slots.run, drain=False)
         self.spawn(lambda: self.pool.run(recovery), drain=False)
         watch = partial(self._watchdog.run, self.takeovers.blocked)
-        for task in (self._receive_events, watch, self.handover.run, self.status.run):
+        for task in (self._receive_events, watch, self.handover.run, self.status.run, self.read_proofs.run):
             self.spawn(task)
         self.spawn(self.topic_watch.run, drain=False)
-        self.spawn(self.read_proofs.run)
         if self.config.loop:
             self.spawn(LoopPurge(self).run, drain=False)
         if self.keeper is not None:
@@ -243,6 +242,7 @@ class Engine:
                 self.spawn(partial(self.keeper.snapshots.run, partitions))
         for number, port in enumerate(self.inputs):
             deliver = partial(partitions.deliver_further, number) if number else typed(partitions.deliver, types)
+            deliver = self.schema_waits.before(number, port, deliver)
             gone = partitions.position_gone if number and self.further_inputs[number - 1][0].is_own else None
             port.start(deliver, partial(partitions.make_room, number), self.reading_failed, gone)
         self.replicas.start()

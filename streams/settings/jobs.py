@@ -26,8 +26,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
       pause that of one second at once. ``None``: as many as have a slot.
     * ``max_jobs`` is the number of durable jobs (``ctx.start_job``) that one partition may have, waiting ones
       included. At that bound, or with 64 MiB of items, ``when_full="wait"`` takes no further input until there are
-      fewer; with ``"fail"`` ``start_job`` raises ``JobsFull`` (called ahead of the event's turn, the event fails with
-      it at its turn).
+      fewer, behind the events that it has begun with (128 at most); with ``"fail"`` ``start_job`` raises
+      ``JobsFull`` (called ahead of the event's turn, the event fails with it at its turn).
 
     If there is no room for a partition's next event, that partition stops reading, and no other one does.
     """

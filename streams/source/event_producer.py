@@ -22,6 +22,7 @@ import msgspec
 
 from streams.errors import ConfigError, RecordRefused
 from streams.events import to_record
+from streams.formats.needs import look_up_schemas
 from streams.model.partitioners import PARTITIONERS, PartitionerName
 from streams.model.tracing import Tracer, stamped
 from streams.records import Delivery, Output, Record, as_bytes
@@ -114,10 +115,8 @@ class EventProducer:
         ):
             if not 0.001 <= seconds < 86_400:
                 raise ConfigError(f"{name} is {seconds!r}; it must be a millisecond or more, and less than a day")
-        self._id = transactional_id
-        self._limit = max_queued_records
-        self._delivery_seconds = delivery_timeout_seconds
-        self._transaction_seconds = transaction_timeout_seconds
+        self._id, self._limit = transactional_id, max_queued_records
+        self._delivery_seconds, self._transaction_seconds = delivery_timeout_seconds, transaction_timeout_seconds
         self._transactions()  # made to refuse its settings here, not at the first commit
         self._running: BlockingEventProducer | AsyncEventProducer | None = None
         self._tracer: Tracer | None = None
@@ -156,6 +155,7 @@ class EventProducer:
     def _queue(self) -> SendQueue:
         from streams.kafka.writing.sending import SendQueue
 
+        look_up_schemas()  # on this thread: nothing waits for a registry later
         return SendQueue(self._settings, self._limit, self._delivery_seconds)
 
     def _transactions(self) -> Transactions:

@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from streams.errors import RegistrationError, Stopped, StreamsError
+from streams.formats.needs import own_needs
 from streams.metrics import Measurement
 from streams.runtime import source_topics
 from streams.runtime.ports import Connections
@@ -157,6 +158,7 @@ class SourceRun:
             engine.lookups.statistics(),
             {topic: port.received_bytes for topic, port in zip(topics, engine.inputs, strict=True)},
             leaves.summary(),
+            engine.schema_waits.partitions,
             {route.name: route.handled for route in engine.router.each if route.handled},
         )
 
@@ -239,6 +241,7 @@ class SourceRun:
         _log.info("group %s: hot path: %s", config.group_id, leaves.advised())
         connections = connect(config)
         with anyio.CancelScope() as self._preparing:
+            await self._look_up_schemas(connections)
             outputs = declared.outputs.by_topic.values()
             inputs, looked_into = declared.inputs.topics(), declared.lookups.topics()
             await source_topics.prepare(config, connections, outputs, inputs, looked_into)
@@ -253,6 +256,24 @@ class SourceRun:
                 await self._enter_lifespan(resources)
             if self._stop_asked is None:
                 await self._run_engine(config, connections, environment, lookups)
+
+    async def _look_up_schemas(self, connections: Connections) -> None:
+        """Have the codecs of events and the rules that need a registry ask it, until it answers; other sources do
+        nothing. Raises ``ConfigError``, ``RegistryUnavailable``."""
+        declared = self._declared
+        rules = [spec.types for spec in declared.inputs.specs.values()]
+        if not (needy := own_needs(rules, declared.router.routes.keys(), declared.outputs.by_topic)):
+            return
+        from streams.formats.schema_codecs import prepare
+
+        if all(getattr(each.registry.client, "is_local", False) for each in needy):
+            prepare(needy)
+            return
+        thread = connections.worker("kes-registry")
+        try:
+            await thread.call(prepare, needy)
+        finally:
+            thread.abandon()
 
     def measured(self, config: EventSourceConfig) -> EventSourceConfig:
         """Have the added handlers called as well."""

@@ -1,5 +1,6 @@
-"""Folders, inputs, durable jobs, a journal, loaded state, lookups, markers, an outbox, parked keys, snapshots, and the
-switch between two sources, searched state by state: with all its rules each holds, without any one it does not."""
+"""Commands, folders, inputs, durable jobs, a journal, loaded state, lookups, markers, an outbox, parked keys,
+snapshots, and the switch between two sources, searched state by state: with all its rules each holds, without any one
+it does not."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.model import (
+    commands_rules,
     folder_rules,
     inputs_rules,
     jobs_rules,
@@ -29,6 +31,7 @@ from tests.model.search import search
 pytestmark = pytest.mark.timeout(900)
 
 MODELS: dict[type[Enum], tuple[type[Any], ModuleType, Any]] = {
+    commands_rules.CommandsRule: (commands_rules.CommandsModel, commands_rules, commands_rules.STANDARD),
     folder_rules.FolderRule: (folder_rules.FolderModel, folder_rules, folder_rules.STANDARD),
     inputs_rules.InputsRule: (inputs_rules.InputsModel, inputs_rules, inputs_rules.STANDARD[:1]),
     jobs_rules.JobsRule: (jobs_rules.JobsModel, jobs_rules, jobs_rules.STANDARD),

@@ -232,7 +232,8 @@ def ran(
         store=store,
         is_journalled=journalled,
         before_event=observe if journalled and observed else None,
-        timers=SimpleNamespace(admitted=lambda changes, offset: [Change(b"timer", b"%d" % offset)]),
+        timers=SimpleNamespace(admitted=lambda changes, offset: [Change(b"timer", b"%d" % offset)], now_ms=lambda: 1),
+        seen=SimpleNamespace(rows=SimpleNamespace(has=lambda digest: digest == b"7"), room=4),
         reading=WHERE,
         failures=SimpleNamespace(events={}),
         partition=3,
@@ -245,7 +246,27 @@ def ran(
         return Change(b"row", record.value, origin=record.offset) if number else None
 
     kinds = {b"row": SimpleNamespace(keep=keep), b"list": SimpleNamespace(keep=None), b"ahead": None}
-    others = {name: SimpleNamespace(plain=False, wire_version=None, kind=kind) for name, kind in kinds.items()}
+    others = {
+        name: SimpleNamespace(plain=False, wire_version=None, kind=kind, is_plain_once=False)
+        for name, kind in kinds.items()
+    }
+    ids = SimpleNamespace(
+        within_s=60,
+        id_of=lambda record, event: event.number,
+        digest_of=lambda id: b"%d" % id,
+        keep=lambda change, reply: 1,
+        recorded=lambda partition, new, value: [Change(b"new", b"%d" % partition.watermark), *new.values()],
+        count=lambda partition, host, route, passed, missing: calls.append((len(passed), len(missing))),
+    )
+    others[b"once"] = SimpleNamespace(
+        plain=False,
+        is_plain_once=True,
+        wire_version=None,
+        kind=None,
+        once=ids,
+        bare_decode=decode,
+        handler=route.handler,
+    )
     host = SimpleNamespace(
         router=SimpleNamespace(routes={b"leaf_sum": route, **others}, tracer=None),
         message_limit=100,
@@ -261,7 +282,7 @@ def ran(
     return found.replace("TypeError('Cannot convert object to Change')", repr(AttributeError(NO_CHANGE)))
 
 
-KEPT = ("row", "unreadable row", "list", "ahead")
+KEPT = ("row", "unreadable row", "list", "ahead", "once")
 """Kinds of records whose handlers are not plain; rows have their turn among those that are."""
 
 
@@ -281,7 +302,7 @@ def record_of(offset: int, number: int, kind: str) -> IncomingRecord:
 kinds = st.sampled_from(
     ["plain"] * 12
     + ["row"] * 3
-    + ["parked"] * 3
+    + ["parked", "once"] * 3
     + [*KEPT, "other", "none", "two", "null", "rubbish", "lost value", "lost headers", "lost offset"]
 )
 numbers = st.integers(0, len(DEEDS) - 1)
@@ -294,6 +315,7 @@ numbers = st.integers(0, len(DEEDS) - 1)
 @example([(1, "row"), (1, "unreadable row")], False, False, 0)
 @example([(1, "parked"), (1, "plain"), (1, "parked"), (2, "parked"), (5, "plain")], True, False, 0)
 @example([(1, "plain"), (1, "parked"), (0, "parked"), (1, "plain")], True, False, 0)
+@example([(1, "once"), (1, "once"), (0, "plain"), (7, "once"), (9, "once"), (5, "once")], True, False, 0)
 def test_slices_run_alike(made: list[tuple[int, str]], journalled: bool, observed: bool, start: int) -> None:
     start = min(start, len(made))
     records = [record_of(40 + at, *one) for at, one in enumerate(made)]

@@ -5,42 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from streams.runtime.ownership.replicas import Replicas
-from streams.runtime.partition import once_slice
-from streams.runtime.partition.once import OnceTurns
+from streams.runtime.partition import plain_slice
+from streams.runtime.partition.once import OnceRule, OnceTurns
 from streams.runtime.partition.retirement import Retirement
 from streams.runtime.partition.seen_ids import NOTE, SeenIds
 from streams.runtime.partition.state import Partition
+from tests.property.leaves_kit import plain
 
-from .member_safeguards import edited
+from .member_safeguards import edited, edited_text
 from .safeguards import Patch, instead, left_out, missed, nothing
 
 ONCE = "once"
 
-edited(
+left_out(
     "copies_in_a_slice_are_handled",
-    once_slice,
-    "run",
-    "digest in new or has(digest)",
-    "has(digest)",
-    "D2",
-    ONCE,
+    plain_slice, "run", edited_text(plain(plain_slice).run, "digest in new or has(digest)", "has(digest)"), "D2", ONCE,
     seed=11,
-)
+)  # fmt: skip
 left_out("copies_ahead_have_their_turn", Retirement, "_is_duplicate", lambda self, entry: False, "D2", ONCE)
 edited(
     "ids_of_a_slice_are_not_in_its_transaction",
-    once_slice, "run", "journal.append(change)", "pass", "D1", ONCE, seed=10,
+    OnceRule, "recorded", "*new.values(), ", "", "D1", ONCE, seed=10,
 )  # fmt: skip
 edited(
     "ids_of_turns_are_not_in_their_transaction",
     SeenIds, "admitted", "return made + self.forget(len(made), origin)", "return []", "D1", ONCE,
 )  # fmt: skip
 edited(
-    "ids_of_a_slice_are_there_before_their_events_are_complete",
-    once_slice, "run", "            offset = record.offset\n",
-    "            offset = record.offset\n"
-    "            seen.rows.set(digest, Change(SEEN_PREFIX + digest, value_of_id))\n",
-    "D1", ONCE, seed=10,
+    "ids_of_events_that_have_failed_in_a_slice_stay",
+    OnceRule, "recorded", "new[last].origin >= partition.watermark", "False", "D1", ONCE, seed=10,
 )  # fmt: skip
 
 

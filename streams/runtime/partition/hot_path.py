@@ -17,7 +17,6 @@ from streams.runtime.partition import plain_slice
 from streams.runtime.partition.handler_kind import HandlerKind
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.merged_inputs import MergedInputs
-from streams.runtime.partition.once import OnceRule
 from streams.runtime.partition.parked_events import ParkedEvents
 from streams.runtime.partition.state import Partition
 
@@ -101,7 +100,7 @@ class HotPath:
         # While failures of events are known, each event has to meet its own: ``Execution`` does that, one by one.
         if route is None or partition.failures.events:
             return start, None
-        kind: HandlerKind | OnceRule | None = route.kind or route.once
+        kind: HandlerKind | None = route.kind
         if kind is None:
             return start, None
         return kind.run(partition, host, route, records, start, stop)

@@ -105,6 +105,9 @@ class JobRuns:
         self._runs: dict[str, _Run] = {}
         self._found: set[str] = set()
         self._unknown: set[str] = set()
+        self._routes: dict[
+            tuple[str, bool], Route
+        ] = {}  # of the ends of jobs, by their names, and whether they are done
         self._is_closing = False
         self.are_handed_over = False
         """Their donor has ended all that ran."""
@@ -271,7 +274,7 @@ class JobRuns:
             self._measure(due, "queued")
             return
         record = as_record(end, partition.topic_partition)
-        route = route_of(definition, self._host.config.error_policy, error)
+        route = self._route_of(definition, error)
         measured = "done" if error is None else "cancelled" if isinstance(error, JobCancelled) else "failed"
         with execution.traced(record):
             if has_function:
@@ -288,6 +291,13 @@ class JobRuns:
                 without_key = route.with_policy(unparked(route.policy))
                 await execution.failed(record, without_key, error, due.state.attempts, end)
         self._measure(due, measured)
+
+    def _route_of(self, definition: DurableJobs, error: BaseException | None) -> Route:
+        # Kept: making one looks at its functions, which is a tenth of the price of a job that does nothing.
+        place = definition.name, error is None
+        if place not in self._routes:
+            self._routes[place] = route_of(definition, self._host.config.error_policy, error)
+        return self._routes[place]
 
     async def _parked(self, due: JobRecord, route: Route, error: BaseException | None, end: JobEnd) -> bool:
         """Keep a job without ``on_failure``, if its policy is to park it: the events of its key go on meanwhile.

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Protocol
 
+from streams.core.origin import INTERJECTION
 from streams.core.router import Route
-from streams.core.seen import Digests
+from streams.core.seen import BYTES_PER_ID, Digests
 from streams.core.timers import Timer
 from streams.errors import DecodeError, EventFailure
 from streams.metrics import EventDuplicate, IdMissing, IdsForgotten
-from streams.records import IncomingRecord
-from streams.runtime.partition import once_slice
+from streams.records import Change, IncomingRecord
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import of_policy
 from streams.runtime.partition.host import Host
@@ -98,13 +98,35 @@ class OnceRule:
             batch.count()
         return batch
 
-    def run(
-        self, partition: Partition, host: Host, route: Route, records: list[IncomingRecord], start: int, stop: int
-    ) -> tuple[int, BaseException | None]:
-        """Handle and admit records of a plain handler, as ``HandlerKind.run``."""
-        if route.is_async or route.is_blocking or route.ahead is not None or not partition.is_journalled:
-            return start, None
-        return once_slice.run(self, partition, host, route, records, start, stop)
+    @staticmethod
+    def keep(record: Change, reply: bytes) -> int:
+        """Keep a reply beside an id, in its record. Returns the room that it takes."""
+        record.value = (record.value or b"") + reply
+        return 1 + len(record.value) // BYTES_PER_ID
+
+    def recorded(self, partition: Partition, new: dict[bytes, Change], value: bytes) -> list[Change]:
+        """Record the ids of a slice's complete events, most of them with this ``value``. Returns the changes for its
+        transaction."""
+        last = next(reversed(new))
+        if new[last].origin >= partition.watermark:  # its event has failed, or was interrupted
+            del new[last]
+        seen = partition.seen
+        seen.rows.set_new(new, value)
+        return [*new.values(), *seen.forget(len(new), INTERJECTION)]
+
+    def count(
+        self,
+        partition: Partition,
+        host: Host,
+        route: Route,
+        passed: Sequence[IncomingRecord],
+        missing: Sequence[IncomingRecord],
+    ) -> None:
+        """Count duplicates, and events without an id."""
+        if passed:
+            self.passed(partition, host, route, passed)
+        if missing:
+            self.unfiltered(partition, host, route, len(missing))
 
 
 class OnceBatch:

@@ -25,6 +25,7 @@ from streams.core.timers import Timer
 from streams.errors import EventFailure
 from streams.metrics import HeadTried
 from streams.records import IncomingRecord, TopicPartition
+from streams.runtime.partition.decoding import unknown_schemas, wait_for_schema
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution, Handle
 from streams.runtime.partition.failures import RestartNeeded, describe, event_failed, of_policy
@@ -90,7 +91,11 @@ class ParkedHeads:
             record = as_record(timer, partition.topic_partition)
         else:
             record = as_parked_record(head, partition.partition)
-            if (spec := partition.specs.get(record.topic)) is not None:
+            spec = partition.specs.get(record.topic)
+            # This process may not have read a record of its schema yet.
+            if unknown := unknown_schemas(None if spec is None else spec.types, self._host.router.routes):
+                await wait_for_schema(unknown, record)
+            if spec is not None:
                 [record] = spec.received([record])
         with self._execution.traced(record):
             await self._try(queue, record, timer)

@@ -11,6 +11,9 @@ Why the loop looks as it does:
 * A record of a joined table without update handler has its turn in the slice, too (``HandlerKind.keep``).
 * So has one whose key is parked: it is queued. Its place is known before the slice begins, so the others pay nothing:
   a key is parked, or opens, between two slices.
+* Events that are handled once (``once=``) have their ids looked at in front of their handlers. An id counts from there
+  on, so a copy further on in the slice is found; the ids of a slice go to the table together, at its end. That of an
+  event that has failed is the last one, and does not.
 """
 
 from __future__ import annotations
@@ -22,13 +25,16 @@ from typing import Any, Final
 from streams.core.policy import Answered
 from streams.core.router import type_and_version
 from streams.core.runs import Run, name_input
+from streams.core.seen import encode
 from streams.model.tracing import carried
 from streams.outcomes import ExecutionState
 from streams.records import TYPE_HEADER, Change, IncomingRecord, Output
+from streams.runtime.changelog import SEEN_PREFIX
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.failures import RestartNeeded, change_too_large, of_policy
 from streams.runtime.partition.host import Host
 from streams.runtime.partition.merged_inputs import MergedInputs
+from streams.runtime.partition.seen_ids import NOTE
 from streams.runtime.partition.state import Partition
 from streams.sak import leaves
 
@@ -58,7 +64,12 @@ def run(
     tracer = host.router.tracer
     headers: Any = routes  # of the record before: at first something that no headers are
     route: Any = None  # of these headers
-    decode = handler = keep = route
+    decode = handler = keep = once = once_route = id_of = digest_of = has = route
+    new: dict[bytes, Change] = {}  # the ids of the slice
+    passed: list[IncomingRecord] = []  # duplicates
+    missing: list[IncomingRecord] = []  # without an id
+    id_value, room = b"", 0
+    digest: bytes | None = None
     outputs: list[Output] = []
     journal: list[Change] = []
     sent = written = 0  # so many of them are of events that are complete
@@ -113,26 +124,61 @@ def run(
                     break
                 if route.plain:
                     decode, handler, keep = route.bare_decode, route.handler, None
-                elif route.kind is None or (keep := route.kind.keep) is None:
+                elif route.kind is not None:
+                    if (keep := route.kind.keep) is None:
+                        break
+                elif inputs is not None or not journalled or not route.is_plain_once:
                     break
-            if keep is not None:
+                else:
+                    if once_route is not route:
+                        if once is None:
+                            has, room = partition.seen.rows.has, partition.seen.room
+                        else:
+                            once.count(partition, host, once_route, passed, missing)
+                            passed, missing = [], []
+                        once_route, once = route, route.once
+                        id_of, digest_of = once.id_of, once.digest_of
+                        id_value = encode(timers.now_ms() // 1000 + 1 + once.within_s)
+                    decode, handler, keep = route.bare_decode, route.handler, once
+            if keep is None:
+                value = record.value
+                if value is None:
+                    break  # it is no event: Execution.one applies the policy for nulls
+                try:
+                    event = decode(value)
+                except Exception:
+                    break  # decoded again by Execution.one, which handles the error
+                offset = record.offset
+            elif keep is once:
+                value = record.value
+                if value is None or room <= 0:
+                    break
+                offset = record.offset
+                try:
+                    event = decode(value)
+                    id = id_of(record, event)
+                    digest = None if id is None else digest_of(id)
+                except Exception:
+                    break  # as above
+                if digest is None:
+                    missing.append(record)
+                elif digest in new or has(digest):
+                    passed.append(record)
+                    position, since = position + 1, since + 1  # it is not handled
+                    continue
+                else:
+                    new[digest] = Change(SEEN_PREFIX + digest, id_value, None, "", offset)
+                    room -= 1
+            else:
                 try:
                     kept = keep(partition, record, limit)
                 except Exception:
-                    break  # as below
+                    break  # as above
                 if kept is not None:
                     journal.append(kept)
                 # Complete: an event that fails behind it does not take the row back.
                 position, written = position + 1, len(journal)
                 continue
-            value = record.value
-            if value is None:
-                break  # it is no event: Execution.one applies the policy for nulls
-            try:
-                event = decode(value)
-            except Exception:
-                break  # decoded again by Execution.one, which handles the error
-            offset = record.offset
             ctx = EventContext(store, where, record, outputs, journal, limit, 1, timers, written)
             try:
                 if before_event is not None:
@@ -142,7 +188,7 @@ def run(
                     # A plain function around an async one, which is known from now on. Nothing of it has run.
                     if inspect.iscoroutine(answer):
                         answer.close()
-                        route.plain = False
+                        route.plain, route.is_async = False, True
                         failure = None if journalled else RestartNeeded(offset, 0, Answered(answer, None))
                         break
                     raise Answered(answer, ctx._error)
@@ -160,7 +206,10 @@ def run(
             finally:
                 ctx._closed = True
             if ctx._timer_changes:
-                journal += timers.admitted(ctx._timer_changes, offset)
+                if keep is not None and (note := ctx._timer_changes.pop(NOTE, None)) is not None and digest is not None:
+                    room -= once.keep(new[digest], note.value)  # of ``keep_reply``
+                if ctx._timer_changes:
+                    journal += timers.admitted(ctx._timer_changes, offset)
             # One statement: an interrupt between two would leave the marks of different events.
             position, sent, written = position + 1, len(outputs), len(journal)
     finally:
@@ -175,11 +224,17 @@ def run(
             del outputs[sent:], journal[written:]  # what the failed event has left
             if inputs is None:
                 partition.watermark = records[position - 1].offset + 1
+                if new and once is not None:
+                    journal += once.recorded(partition, new, id_value)
                 host.pool.admit(partition.partition, partition.watermark, outputs, journal, events=position - start)
             else:
                 name_input(input_number, outputs, first_sent, sent, journal, first_written, written)
                 reached, done = inputs.advance(records, runs, position)
                 host.pool.admit(partition.partition, reached, outputs, journal, None, position - start, done)
+    if once is not None:
+        if missing and missing[-1].offset >= partition.watermark:  # its event has failed
+            missing.pop()
+        once.count(partition, host, once_route, passed, missing)
     return position, failure
 
 

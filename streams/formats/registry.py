@@ -1,0 +1,341 @@
+"""Schemas of a registry, by the ids that values begin with; and what codecs and rules need of them.
+
+What is known of an id never changes, so it is kept for good: in the process, and in a folder if there is one. A value
+that is decoded finds its schema in memory. Who reads records has the schemas fetched before (``missing`` and
+``fetch``): the event source in ``runtime.reading.schema_wait``, on a thread; commands and tests where they decode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, Literal
+from uuid import UUID
+
+import msgspec
+
+from streams.errors import ConfigError, DecodeError, RegistryUnavailable
+from streams.formats.registry_http import (
+    HttpRegistry,
+    NotInRegistry,
+    RegistryAddress,
+    RegistryClient,
+    Schema,
+    SchemaRefused,
+)
+
+_log = logging.getLogger(__name__)
+
+HEADER: Final = "__value_schema_id"
+"""The header of values whose id does not stand in front of them."""
+URL_VARIABLE: Final = "KES_REGISTRY_URL"
+AUTH_VARIABLE: Final = "KES_REGISTRY_AUTH"
+REFUSED_SECONDS: Final = 300.0
+"""An id that the registry does not have counts as unknown for so long."""
+MOST_REFUSED: Final = 10_000
+Wire = Literal["confluent", "apicurio8"]
+_SIZES: Final[dict[str, int]] = {"confluent": 5, "apicurio8": 9}
+_GUID_SIZE: Final = 17
+
+
+class _Process:
+    """Knowledge of a process about one registry, whichever objects use it: the workers of Spark import the classes
+    with theirs, and get what the driver has fetched."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, Schema] = {}
+        self.written: dict[tuple[str, Schema], int] = {}
+        self.refused: dict[bytes, tuple[str, float]] = {}
+        self.is_closed = False
+        self.lock = threading.Lock()
+
+
+_processes: Final[dict[str, _Process]] = {}
+
+
+class SchemaRegistry:
+    """A schema registry with Confluent's API: ``SchemaRegistry("http://registry:8081")``; for Apicurio with
+    ``/apis/ccompat/v7`` behind it. Made without asking it anything. Any thread.
+
+    ``url`` and ``auth``: else from ``KES_REGISTRY_URL`` and ``KES_REGISTRY_AUTH`` (``user:password``, or a token),
+    when they are first needed. ``auth`` is (user, password) or a token. ``ca``: a file of certificates. ``folder``:
+    where schemas and ids are kept over restarts, so that a program starts without the registry. ``wire="apicurio8"``:
+    ids of eight bytes. ``unavailable_seconds``: after so long without an answer the program stops with
+    ``RegistryUnavailable``; 0: it waits. ``client``: what speaks to the registry, in the place of HTTP.
+    """
+
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        auth: tuple[str, str] | str | None = None,
+        ca: str | Path | None = None,
+        folder: str | Path | None = None,
+        wire: Wire = "confluent",
+        unavailable_seconds: float = 0.0,
+        client: RegistryClient | None = None,
+    ) -> None:
+        if wire not in _SIZES:
+            raise ConfigError(f"wire of SchemaRegistry is {wire!r}; it must be one of {', '.join(_SIZES)}")
+        if not 0 <= unavailable_seconds < 1e9:
+            raise ConfigError(f"unavailable_seconds of SchemaRegistry is {unavailable_seconds!r}; it must be 0 or more")
+        self._url, self._auth, self._ca, self._client = url, auth, ca, client
+        self._id_size, self._wire, self._folder = _SIZES[wire], wire, folder
+        self.unavailable_seconds = unavailable_seconds
+        self._address = None if not url else RegistryAddress.of(url, auth)
+        self._found: _Process | None = None
+        self._own = _Process() if client is not None and not url else None  # of a test: nothing to share
+
+    def __repr__(self) -> str:
+        return f"SchemaRegistry({self.url!r})"
+
+    def __reduce__(self) -> Any:
+        """Pickle the address and what is known, no credentials: another process asks nothing."""
+        known = self._process
+        return _shipped, (self.url, self._wire, os.getpid(), dict(known.known), dict(known.written))
+
+    @property
+    def url(self) -> str:
+        """The address, without credentials. Raises ``ConfigError`` if there is none."""
+        if self._address is None:
+            if self._own is not None:
+                return "a client of its own"
+            url = os.environ.get(URL_VARIABLE, "")
+            if not url:
+                raise ConfigError(f"no schema registry is named: SchemaRegistry(url), or {URL_VARIABLE}")
+            self._address = RegistryAddress.of(url, self._auth)
+        return self._address.url
+
+    @property
+    def client(self) -> RegistryClient:
+        if self._client is None:
+            assert self.url
+            address = self._address
+            assert address is not None
+            if address.auth is None and (text := os.environ.get(AUTH_VARIABLE)):
+                user, is_pair, password = text.partition(":")
+                address = address._replace(auth=(user, password) if is_pair else text)
+            self._client = HttpRegistry(address, self._ca)
+        return self._client
+
+    @client.setter
+    def client(self, client: RegistryClient) -> None:
+        """Speak to another one, which shares nothing with what was known: in tests ``FakeRegistry``."""
+        self._client, self._own = client, _Process()
+        self._found = self._own
+
+    @property
+    def _process(self) -> _Process:
+        if self._found is None:
+            self._found = self._own or _processes.setdefault(self.url, _Process())
+            self._load()
+        return self._found
+
+    # -- ids -----------------------------------------------------------------------------------------------------------
+
+    def key_of(self, value: bytes) -> bytes:
+        """Return the id at the beginning of a value, as it stands there. Raises ``DecodeError``."""
+        size = self._id_size if value[:1] == b"\0" else _GUID_SIZE if value[:1] == b"\1" else 0
+        if not size or len(value) < size:
+            raise DecodeError(f"the value does not begin with the id of a schema: {value[:20]!r}")
+        return value[:size]
+
+    def key(self, number: int) -> bytes:
+        """Return an id as values begin with it."""
+        return number.to_bytes(self._id_size, "big")
+
+    def find(self, key: bytes) -> Schema:
+        """Return the schema of an id. Raises ``DecodeError`` if there is none, and ``RegistryUnavailable`` where it is
+        not known yet, and cannot be waited for: on an event loop."""
+        found = self._process.known.get(key)
+        return found if found is not None else self._find_unknown(key)
+
+    def is_missing(self, key: bytes) -> bool:
+        """Check for an id that is to be fetched first."""
+        process = self._process
+        if key in process.known:
+            return False
+        refused = process.refused.get(key)
+        return refused is None or refused[1] < time.monotonic()
+
+    def _find_unknown(self, key: bytes) -> Schema:
+        process = self._process
+        if process.is_closed:
+            raise DecodeError(
+                f"the schema {shown(key)} was not sent with the job: the driver fetches those of the named subjects"
+            )
+        if self.is_missing(key):
+            if asyncio._get_running_loop() is not None and not getattr(self.client, "is_local", False):
+                raise RegistryUnavailable(f"the schema {shown(key)} of {self.url} is not here yet")
+            if (missing := self.fetch(key)) is not None:
+                self.refuse(key, missing)
+        if key not in process.known:
+            raise DecodeError(process.refused.get(key, (f"the schema {shown(key)} is unknown", 0.0))[0])
+        return process.known[key]
+
+    def fetch(self, key: bytes) -> str | None:
+        """Ask for the schema of an id, and keep it, or that it is refused. Blocks. Returns why the registry does not
+        have it (yet), or ``None``. Raises ``RegistryUnavailable``, ``ConfigError``."""
+        try:
+            self._keep(key, self.client.schema(key))
+        except NotInRegistry as error:
+            return f"the schema {shown(key)} is not in the registry {self.url}: {error}"
+        except SchemaRefused as error:
+            self.refuse(key, f"the schema {shown(key)} of {self.url} is not taken: {error}")
+        return None
+
+    def refuse(self, key: bytes, reason: str) -> None:
+        """Note that values with an id cannot be read, for some minutes."""
+        refused = self._process.refused
+        if len(refused) >= MOST_REFUSED:  # noise: the oldest has been answered
+            refused.pop(next(iter(refused)), None)
+        refused[key] = reason, time.monotonic() + REFUSED_SECONDS
+
+    def fetch_subjects(self, subjects: Iterable[str]) -> None:
+        """Fetch all versions of these subjects. Blocks. One that the registry does not have has none. Raises
+        ``RegistryUnavailable``, ``ConfigError``."""
+        for subject in subjects:
+            try:
+                for number, schema in self.client.versions(subject).items():
+                    self._keep(self.key(number), schema)
+            except NotInRegistry:
+                _log.info("%s has no subject %s yet", self.url, subject)
+            except SchemaRefused as error:
+                raise ConfigError(f"a schema of the subject {subject} of {self.url} is not taken: {error}") from None
+
+    def look_up(self, subjects: Iterable[str], schema: Schema, whose: str) -> int:
+        """Return the id of a schema that is written, the same in all of these subjects. Blocks, unless it is known.
+        Raises ``RegistryUnavailable``, ``ConfigError``."""
+        process, ids = self._process, dict[str, int]()
+        for subject in subjects:
+            number = process.written.get((subject, schema))
+            if number is None:
+                try:
+                    number = self.client.lookup(subject, schema)
+                except NotInRegistry as error:
+                    raise ConfigError(
+                        f"the schema of {whose} is not registered under {subject!r} in {self.url} ({error}); a running "
+                        "program registers none: `kes schema register MODULE:SOURCE`"
+                    ) from None
+                process.written[subject, schema] = number
+                self._write(f"written-{_digest(subject)}-{_digest(schema.text)}", [subject, schema, number])
+            ids[subject] = number
+        if len(set(ids.values())) != 1:
+            raise ConfigError(f"{whose} is written with one id, and its subjects in {self.url} have several: {ids}")
+        return next(iter(ids.values()))
+
+    def known_at(self, key: bytes, schema: Schema) -> None:
+        """Note the schema of an id that was looked up."""
+        if key not in self._process.known:  # the registry's own text, with its references, says more
+            self._process.known[key] = schema
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def _keep(self, key: bytes, schema: Schema) -> None:
+        process = self._process
+        with process.lock:
+            before = process.known.get(key)
+            if before is not None and _meaning(before) != _meaning(schema):
+                raise ConfigError(
+                    f"{self.url} has another schema {shown(key)} than before (SHA-256 {_digest(schema.text)}, and "
+                    f"{_digest(before.text)}): ids never change, so it is another registry, or one that was emptied"
+                )
+            if before is None:
+                process.known[key] = schema
+                self._write(f"id-{key.hex()}", [key.hex(), schema, _digest(schema.text)])
+
+    @property
+    def _files(self) -> Path | None:
+        return None if self._folder is None else Path(self._folder) / f"registry-{_digest(self.url)}"
+
+    def _write(self, name: str, content: Any) -> None:
+        if self._files is None:
+            return
+        try:
+            self._files.mkdir(parents=True, exist_ok=True)
+            new = self._files / f".{name}-{os.getpid()}"
+            new.write_bytes(msgspec.json.encode(content))
+            new.replace(self._files / f"{name}.json")  # whole or not at all, for a process that starts meanwhile
+        except OSError as error:  # full, read-only: what is known in memory serves
+            _log.warning("schemas are not kept for the next start: %s", error)
+
+    def _load(self) -> None:
+        """Read what earlier runs have kept. A file that is damaged counts as missing."""
+        process = self._found
+        assert process is not None
+        for path in sorted(self._files.glob("*.json")) if self._files is not None else ():
+            try:
+                first, *rest = msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
+                text = msgspec.json.decode(first, type=str)
+                if path.name.startswith("id-"):
+                    schema = msgspec.json.decode(rest[0], type=Schema)
+                    if _digest(schema.text) != msgspec.json.decode(rest[1], type=str):
+                        raise ValueError("its content has another SHA-256")
+                    process.known.setdefault(bytes.fromhex(text), schema)
+                else:
+                    schema = msgspec.json.decode(rest[0], type=Schema)
+                    process.written.setdefault((text, schema), msgspec.json.decode(rest[1], type=int))
+            except (OSError, ValueError, IndexError, msgspec.DecodeError) as error:
+                _log.warning("%s is damaged, and fetched again: %s", path, error)
+
+
+def shown(key: bytes) -> str:
+    """Return an id for messages."""
+    return str(UUID(bytes=key[1:])) if key[:1] == b"\1" else str(int.from_bytes(key[1:], "big"))
+
+
+def until_there(
+    call: Callable[[], None], registry: SchemaRegistry, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Make a call that needs the registry until it answers. Blocks. Raises ``RegistryUnavailable`` after
+    ``unavailable_seconds``."""
+    began, warned = time.monotonic(), False
+    while True:
+        try:
+            return call()
+        except RegistryUnavailable as error:
+            if 0 < registry.unavailable_seconds < time.monotonic() - began:
+                raise
+            if not warned:
+                warned = True
+                _log.warning("waiting for the schema registry: %s", error)
+        sleep(1.0)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _meaning(schema: Schema) -> Any:
+    """Return what two texts of one schema have in common, whatever white space a server keeps."""
+    try:
+        return schema.kind, msgspec.json.decode(schema.text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return schema.kind, "".join(schema.text.split())
+
+
+def _shipped(url: str, wire: Wire, pid: int, known: dict[bytes, Schema], written: dict[Any, int]) -> SchemaRegistry:
+    own = None if "://" in url else _Offline()
+    registry = SchemaRegistry("" if own else url, wire=wire, client=own)
+    process = registry._process
+    process.known |= known
+    process.written |= written
+    process.is_closed = process.is_closed or os.getpid() != pid
+    return registry
+
+
+class _Offline:
+    """The client of what was sent from another process without an address."""
+
+    is_local = True
+
+    def _nothing(self, *_: object) -> Any:
+        raise NotInRegistry("it was sent from another process")
+
+    schema = lookup = register = versions = incompatible = _nothing
