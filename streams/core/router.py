@@ -151,9 +151,11 @@ class Route:
         return f"{handler.__module__}.{handler.__qualname__}"
 
     def is_sample(self) -> bool:
-        """Count a completed event. Returns whether it is one of those that are timed."""
+        """Count a completed event. Returns whether it is one of those that are timed: what takes a batch, or has worked
+        ahead of its turn, is not."""
         self.handled += 1
-        return self.handled % SAMPLED == 1
+        is_single = self.event_type is not None and self.kind is None and self.ahead is None
+        return is_single and self.handled % SAMPLED == 1
 
     def with_policy(self, policy: ErrorPolicy) -> Route:
         made, arguments = self.__reduce__()

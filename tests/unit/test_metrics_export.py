@@ -191,7 +191,7 @@ FULL = SourceStatistics(
      FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
     2,
     (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
-    {"in": 1234}, "compiled", {"Paid": 8},
+    {"in": 1234}, "compiled", (), {"Paid": 8},
 )  # fmt: skip
 
 

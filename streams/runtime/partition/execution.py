@@ -61,6 +61,7 @@ class Execution:
         self.parked_events = ParkedEvents(partition, host)
         self.once = OnceTurns(partition, host, self)
         self.span: EventSpan | None = None  # of the event that is handled, if it is traced
+        self.seconds = 0.0  # which the handler took in the last attempt that completed; 0: not known
 
     def traced(self, record: IncomingRecord) -> AbstractContextManager[None]:
         """Open a block in which this record's event is handled, within its span if it is to be traced."""
@@ -297,7 +298,7 @@ class Execution:
                 interjection.result, answer = answer, None
             elif work_of(ctx.timer) is WorkKind.RUN:
                 answer = None
-        self.seconds = host.now() - began if begun is None else 0.0  # 0: not known
+        self.seconds = host.now() - began if begun is None else 0.0
         failed = unit.complete(ctx, answer, watermark)
         if failed is not None:
             return failed

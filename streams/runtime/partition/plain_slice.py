@@ -112,7 +112,8 @@ def run(
             if record.headers is not headers:
                 if route is not None:
                     route.handled += position - since
-                since, headers = position, record.headers
+                since = position
+                headers = record.headers
                 if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
                     name, version = headers[0][1], None
                 elif tracer is not None and carried(headers):
