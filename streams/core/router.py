@@ -251,6 +251,11 @@ class Router:
         """The routes of all types, each once: ``routes`` has one with aliases several times."""
         return tuple(dict.fromkeys(self.routes.values()))
 
+    @property
+    def handled(self) -> dict[str, int]:
+        """The completed events of each type that has any; rows of joined tables are none."""
+        return {route.name: route.handled for route in self.each if route.handled and route.event_type is not None}
+
     def freeze(self) -> None:
         """Refuse changes from now on: the source starts. Raises ``RegistrationError``."""
         self._frozen = True

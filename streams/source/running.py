@@ -159,7 +159,7 @@ class SourceRun:
             {topic: port.received_bytes for topic, port in zip(topics, engine.inputs, strict=True)},
             leaves.summary(),
             engine.schema_waits.partitions,
-            {route.name: route.handled for route in engine.router.each if route.handled and route.event_type is not None},
+            engine.router.handled,
         )
 
     @property

@@ -47,6 +47,10 @@ class Other(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+async def later() -> None:
+    """What an async handler does."""
+
+
 STEP, OTHER = event_type_of(Step), event_type_of(Other)
 
 
@@ -118,7 +122,7 @@ class Slice:
         if event.then == "fail":
             raise ValueError(event.then)
         if event.then == "wait":
-            return asyncio.sleep(0)
+            return later()
         return ExecutionState.COMPLETE
 
     def on_step(self, handler: Any) -> None:

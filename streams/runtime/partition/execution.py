@@ -268,11 +268,10 @@ class Execution:
     ) -> Exception | None:
         """Make one attempt, and admit the event if it completes. Returns why it failed; then it is undone. ``begun``:
         the attempt is under way."""
-        partition, host = self._partition, self._host
+        partition, host, began = self._partition, self._host, self._host.now()
         unit = self._unit(ctx) if begun is None else begun.unit
         if begun is None:
             unit.begin()
-        began = host.now()
         try:
             answer: Any
             if begun is None:

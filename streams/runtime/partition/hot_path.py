@@ -96,9 +96,9 @@ class HotPath:
         runs: Sequence[Run],
         parked: Sequence[int],
     ) -> tuple[int, BaseException | None]:
-        """Run a plain slice in two: its first event by itself, which is timed, and the others. A clock around each event
-        would cost more than many a handler. A slice of several inputs, or with parked keys, has no sample. Returns as
-        ``plain_slice.run``."""
+        """Run a plain slice in two: its first event by itself, which is timed, and the others. A clock around each
+        event would cost more than many a handler. A slice of several inputs, or with parked keys, has no sample.
+        Returns as ``plain_slice.run``."""
         partition, host, position = self._partition, self._host, start
         self._until_sample = SAMPLED
         is_simple = inputs is None and not parked and start < stop
