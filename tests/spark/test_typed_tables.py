@@ -81,6 +81,7 @@ def test_one_structure_of_several_is_a_table_like_any_other(spark: SparkSession)
         balances = NamedTable.of(str, Balance, expires=3600)
         names = NamedTable.of(int, str)
         queue = Heap.of(tuple[str, int], int, priority=Index(int, lambda value: value))
+        raw = NamedTable.of(bytes, str)
 
     bank, journal = Bank(TopicPartition("t", 0)), list[Any]()
     bank.begin(journal)
@@ -91,19 +92,23 @@ def test_one_structure_of_several_is_a_table_like_any_other(spark: SparkSession)
         bank.names.put(-number, f"n{number}")
         bank.queue.put(("q", number), -number)
     bank.names.delete(-2)
+    bank.raw.put(OFFSET_KEY, "behind a prefix it is a key like any other")
     bank.end()
     log = changelog(spark, records([(change.key, change.value) for change in journal]))
     rows = (
         ("balances", str, Balance, dict(bank.balances.items())),
         ("names", int, str, dict(bank.names.items())),
         ("queue", tuple[str, int], int, dict(bank.queue.items())),
+        ("raw", bytes, str, dict(bank.raw.items())),
         ("nothing", str, str, {}),
     )
     for name, key, value, expected in rows:
         for read in (kes_spark.table(log, key=key, value=value, structure=name),
                      kes_spark.changelog_state(log).table(key=key, value=value, structure=name)):  # fmt: skip
             found = read.collect()
-            values = {as_python(tuple(row.key) if isinstance(row.key, tuple) else row.key): row.value for row in found}
+            keys = [bytes(row.key) if key is bytes else as_python(row.key) for row in found]
+            values = dict(zip(keys, [row.value for row in found], strict=True))
+            assert len(values) == len(found)
             wanted = {k: (v.cents, v.owner) if isinstance(v, Balance) else v for k, v in expected.items()}
             assert values == wanted, name
             assert {row._error for row in found} <= {None}

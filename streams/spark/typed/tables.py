@@ -70,7 +70,7 @@ def table(
     _check(df, moved_keys)
     keys = ValueColumns(key, key_codec, "key")
     values = ValueColumns(value, value_codec, "value")
-    latest = _latest(of_structure(df, structure), moved_keys).where(f.col("value").isNotNull())
+    latest = of_structure(_latest(df, moved_keys).where(f.col("value").isNotNull()), structure)
     return decoded(latest, keys, values).select("key", "value", ERROR, META)
 
 
@@ -98,7 +98,8 @@ def changes(
         raise ConfigError(f"on_error must be null or fail, not {on_error!r}")
     keys = ValueColumns(key, key_codec, "key")
     values = ValueColumns(value, value_codec, "value")
-    records = of_structure(df, structure).where(f.col("key").isNotNull() & ~is_reserved(f.col("key")))
+    # In this order: behind its prefix a key may be any bytes.
+    records = of_structure(df.where(f.col("key").isNotNull() & ~is_reserved(f.col("key"))), structure)
     rows = records.select(
         "key", "value", f.col("value").isNull().alias("deleted"), f.struct(*_META_COLUMNS).alias(META)
     )
