@@ -101,6 +101,14 @@ class OwnMeasured(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
+class HandlerTimed(msgspec.Struct, frozen=True):
+    """The handler of a ``type`` took so long for one event of a sample: of a plain handler decoding and admission
+    included, of an async one its waits."""
+
+    type: str
+    seconds: float
+
+
 class HeadTried(msgspec.Struct, frozen=True):
     """The first event of a parked key was tried again. ``outcome``: ``completed``, or what was done about its failure
     (a name of ``ErrorResponse``; ``park``: it stays)."""
@@ -224,6 +232,7 @@ Measurement = (
     | MembershipChanged
     | EventFailed
     | OwnMeasured
+    | HandlerTimed
     | BatchFailed
     | CommandHandled
     | EventDuplicate

@@ -260,3 +260,5 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     """How the hot path runs: ``compiled``, or ``plain Python`` and why, as ``kes --version`` says it."""
     registry_waiting: tuple[int, ...] = ()
     """Partitions that wait for a schema of the registry (``streams.formats.SchemaRegistry``)."""
+    handled_events: dict[str, int] = {}
+    """Events that handlers have completed since the source was made, committed or not, by their types."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from streams.errors import RegistrationError
 from streams.events import EventType
@@ -51,13 +51,19 @@ def check_callable(what: str, function: object, *arguments: str) -> None:
         ) from None
 
 
+SAMPLED: Final = 64
+"""One slice of plain handlers in so many begins with an event that is timed, and one other event of a type in so many
+is."""
+
+
 class Route:
     """An event type's handler and policy. ``wire_version`` is the version header that needs no upcasting. ``ahead``
     (``async_work.async_stage.Ahead``): the stage that does the work of these events ahead of their turn. ``kind``
     (``runtime.partition.handler_kind.HandlerKind``): of handlers in their turn that are not plain. ``decode_policy``:
     of records of the type that cannot be read; ``None``: that of the source. ``once``
     (``runtime.partition.once.OnceRule``): the ids of events that are handled once. ``users``: the user's function that
-    a handler of ours calls, which dead letters and queues name."""
+    a handler of ours calls, which dead letters and queues name. ``handled``: its events that have completed in this
+    run, committed or not."""
 
     __slots__ = (
         "ahead",
@@ -65,6 +71,7 @@ class Route:
         "decode",
         "decode_policy",
         "event_type",
+        "handled",
         "handler",
         "is_async",
         "is_blocking",
@@ -120,6 +127,7 @@ class Route:
         self.decode_policy = decode_policy
         self.is_timed = not isinstance(policy, Retry) or policy.timeout_seconds is not None
         self.users: Callable[..., Any] | None = None
+        self.handled = 0
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1
@@ -141,6 +149,13 @@ class Route:
         found = self.handler if self.users is None else self.users
         handler = found if hasattr(found, "__qualname__") else type(found)
         return f"{handler.__module__}.{handler.__qualname__}"
+
+    def is_sample(self) -> bool:
+        """Count a completed event. Returns whether it is one of those that are timed: what takes a batch, or has worked
+        ahead of its turn, is not."""
+        self.handled += 1
+        is_single = self.event_type is not None and self.kind is None and self.ahead is None
+        return is_single and self.handled % SAMPLED == 1
 
     def with_policy(self, policy: ErrorPolicy) -> Route:
         made, arguments = self.__reduce__()
@@ -235,6 +250,11 @@ class Router:
     def each(self) -> tuple[Route, ...]:
         """The routes of all types, each once: ``routes`` has one with aliases several times."""
         return tuple(dict.fromkeys(self.routes.values()))
+
+    @property
+    def handled(self) -> dict[str, int]:
+        """The completed events of each type that has any; rows of joined tables are none."""
+        return {route.name: route.handled for route in self.each if route.handled and route.event_type is not None}
 
     def freeze(self) -> None:
         """Refuse changes from now on: the source starts. Raises ``RegistrationError``."""

@@ -20,6 +20,7 @@ from streams.metrics import (
     DurableJobEnded,
     EventDuplicate,
     EventFailed,
+    HandlerTimed,
     HeadTried,
     IdMissing,
     IdsForgotten,
@@ -68,6 +69,8 @@ Sample = tuple[Instrument, float, Labels]
 
 FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SLOW: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+HANDLER: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, *FAST)
 
 _ALL: list[Instrument] = []
 
@@ -118,6 +121,9 @@ VALUES_UNREAD = _counter(
 )
 OUTPUT_BYTES = _counter("kes_output_bytes", "Bytes of output records that were committed.", ("topic",))
 CHANGELOG_BYTES = _counter("kes_changelog_bytes", "Bytes of changelog records that were committed.")
+HANDLER_SECONDS = _histogram(
+    "kes_handler_seconds", "Time of a handler for one event, of a sample of events.", HANDLER, ("type",)
+)
 HEADS_TRIED = _counter(
     "kes_parked_retries", "Attempts at first events of parked keys.", ("outcome",), (("completed",), *_RESPONSES)
 )
@@ -190,6 +196,7 @@ INPUT_OFFSET = _gauge(
 )
 INPUT_LAG = _gauge("kes_input_lag", "Records between that and the end of the input.", ("partition", "topic"))
 INPUT_AWAITED = _gauge("kes_input_awaited", "1: the other inputs wait for this one.", ("partition", "topic"))
+HANDLED_EVENTS = _gauge("kes_handled_events", "Events that handlers have completed in this process.", ("type",))
 INPUT_BYTES = _gauge("kes_input_bytes", "Bytes of the records that were read in this run.", ("topic",))
 LOOKUP_RECORDS = _gauge("kes_lookup_records", "Records of a lookup that were read.", ("topic",))
 LOOKUP_LEFT = _gauge("kes_lookup_records_left", "Offsets of a lookup that are still to be read.", ("topic",))
@@ -299,6 +306,8 @@ def readings(measurement: Measurement) -> list[Sample]:
             return [*failed, (VALUES_UNREAD, 1, ())] if is_state_unread else failed
         case OwnMeasured():
             return []  # ``ObservedSource`` has the instruments of its source's own metrics
+        case HandlerTimed(kind, seconds):
+            return [(HANDLER_SECONDS, seconds, (kind,))]
         case HeadTried(_, outcome):
             return [(HEADS_TRIED, 1, (outcome,))]
         case DurableJobEnded(name, _, outcome):
@@ -400,6 +409,8 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield LOOKUP_BYTES, lookup.size_bytes, label
         yield LOOKUP_AWAITED, lookup.is_awaited, label
         yield LOOKUP_CUT_OFF, lookup.is_cut_off, label
+    for kind, events in statistics.handled_events.items():
+        yield HANDLED_EVENTS, events, (kind,)
     for topic, size in statistics.input_bytes.items():
         yield INPUT_BYTES, size, (topic,)
     yield FOLDERS_SET_ASIDE, statistics.folders_set_aside, ()

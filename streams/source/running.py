@@ -159,6 +159,7 @@ class SourceRun:
             {topic: port.received_bytes for topic, port in zip(topics, engine.inputs, strict=True)},
             leaves.summary(),
             engine.schema_waits.partitions,
+            engine.router.handled,
         )
 
     @property

@@ -215,6 +215,7 @@ def ran(
     decode = event_type_of(Sum).bare_decode
     route = SimpleNamespace(
         plain=True,
+        handled=0,
         wire_version=None,
         bare_decode=decode,
         handler=lambda ctx, one: handled(store, ctx, one),
@@ -247,7 +248,7 @@ def ran(
 
     kinds = {b"row": SimpleNamespace(keep=keep), b"list": SimpleNamespace(keep=None), b"ahead": None}
     others = {
-        name: SimpleNamespace(plain=False, wire_version=None, kind=kind, is_plain_once=False)
+        name: SimpleNamespace(plain=False, handled=0, wire_version=None, kind=kind, is_plain_once=False)
         for name, kind in kinds.items()
     }
     ids = SimpleNamespace(
@@ -260,6 +261,7 @@ def ran(
     )
     others[b"once"] = SimpleNamespace(
         plain=False,
+        handled=0,
         is_plain_once=True,
         wire_version=None,
         kind=None,
@@ -278,7 +280,9 @@ def ran(
         return None if record.value == b'{"number":0}' else [Change(b"queue", None), Change(b"piece", record.value)]
 
     given = partition, host, records, start, stop, None, (), parked, queue
-    found = repr((outcome(module.run, *given), calls, partition.watermark, route.plain))
+    ended = outcome(module.run, *given)
+    counts = {name.decode(): one.handled for name, one in host.router.routes.items() if one.handled}
+    found = repr((ended, calls, partition.watermark, route.plain, counts))
     return found.replace("TypeError('Cannot convert object to Change')", repr(AttributeError(NO_CHANGE)))
 
 
@@ -333,6 +337,14 @@ def test_each_deed_ends_alike(number: int) -> None:
         for module in (plain_slice, PLAIN_SLICE)
     )
     assert ours == theirs
+
+
+@pytest.mark.parametrize("last", ["plain", "once", "rubbish", "two"])
+def test_events_are_counted_where_their_handlers_complete(last: str) -> None:
+    """Neither those that are queued behind a parked key, nor duplicates, nor the one that fails or is left."""
+    made = [(1, "plain"), (1, "parked"), (1, "row"), (1, "once"), (1, "parked"), (1, "once"), (0, "plain"), (5, last)]
+    found = ran(plain_slice, [record_of(40 + at, *one) for at, one in enumerate(made)], 0, 8, True, False, (1, 4))
+    assert found.endswith("{'leaf_sum': 2, 'row': 1, 'once': 1})"), found
 
 
 def test_outputs_of_a_slice_are_records() -> None:

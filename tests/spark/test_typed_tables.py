@@ -15,7 +15,7 @@ from streams.codecs import MsgpackCodec, TupleCodec, codec_for, int32_codec, int
 from streams.errors import ConfigError
 from streams.records import TopicPartition
 from streams.runtime.changelog import OFFSET_KEY, RELEASE_KEY
-from streams.stores import Table
+from streams.stores import Heap, Index, NamedTable, Stores, Table
 from streams.stores.simple import SimpleStore
 from tests.spark.log_kit import seed
 from tests.spark.typed_events import Balance, Profile, Withdrawn
@@ -72,6 +72,48 @@ def test_the_changelog_of_a_store_becomes_the_store(spark: SparkSession) -> None
     last = {(row[4], row[1]): row[2] for row in sorted(rows, key=lambda row: row[2])}
     codec = TupleCodec(str, int)
     assert all(row._meta.offset == last[codec.encode(tuple(row.key)), row._meta.partition] for row in found)
+
+
+def test_one_structure_of_several_is_a_table_like_any_other(spark: SparkSession) -> None:
+    """Also where its values have a time in front; and of replayed stores."""
+
+    class Bank(Stores):
+        balances = NamedTable.of(str, Balance, expires=3600)
+        names = NamedTable.of(int, str)
+        queue = Heap.of(tuple[str, int], int, priority=Index(int, lambda value: value))
+        raw = NamedTable.of(bytes, str)
+
+    bank, journal = Bank(TopicPartition("t", 0)), list[Any]()
+    bank.begin(journal)
+    bank.balances.put("early", Balance(1, None))  # before there is a time
+    bank.advance(1_700_000_000_000)
+    for number in range(3):
+        bank.balances.put(f"b{number}", Balance(number, "x"))
+        bank.names.put(-number, f"n{number}")
+        bank.queue.put(("q", number), -number)
+    bank.names.delete(-2)
+    bank.raw.put(OFFSET_KEY, "behind a prefix it is a key like any other")
+    bank.end()
+    log = changelog(spark, records([(change.key, change.value) for change in journal]))
+    rows = (
+        ("balances", str, Balance, dict(bank.balances.items())),
+        ("names", int, str, dict(bank.names.items())),
+        ("queue", tuple[str, int], int, dict(bank.queue.items())),
+        ("raw", bytes, str, dict(bank.raw.items())),
+        ("nothing", str, str, {}),
+    )
+    for name, key, value, expected in rows:
+        for read in (kes_spark.table(log, key=key, value=value, structure=name),
+                     kes_spark.changelog_state(log).table(key=key, value=value, structure=name)):  # fmt: skip
+            found = read.collect()
+            keys = [bytes(row.key) if key is bytes else as_python(row.key) for row in found]
+            values = dict(zip(keys, [row.value for row in found], strict=True))
+            assert len(values) == len(found)
+            wanted = {k: (v.cents, v.owner) if isinstance(v, Balance) else v for k, v in expected.items()}
+            assert values == wanted, name
+            assert {row._error for row in found} <= {None}
+    deleted = kes_spark.changes(log, key=int, value=str, structure="names").where("deleted").collect()
+    assert [row.key for row in deleted] == [-2]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_later_events_of_the_key_wait_and_others_go_on(way: str) -> None:
         assert [event.number for event in driver.outputs("out", Add)] == [1, 10, 2, 3]
         driver.check()
         assert bank.attempts[-2:] == [(2, 2), (3, 1)]
+        assert driver.statistics().handled_events == {"Add": 4}
 
 
 @ways

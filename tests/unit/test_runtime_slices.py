@@ -22,6 +22,7 @@ from streams.outcomes import STOP
 from streams.records import Change, Headers, IncomingRecord, Output, Record, TopicPartition
 from streams.runtime.bridge import Worker
 from streams.runtime.ownership.replica import Replica
+from streams.runtime.partition import hot_path
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.hot_path import LONGEST_SLICE_SECONDS, SLICE
 from streams.runtime.partition.worker import PartitionWorker
@@ -46,6 +47,10 @@ class Other(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+async def later() -> None:
+    """What an async handler does."""
+
+
 STEP, OTHER = event_type_of(Step), event_type_of(Other)
 
 
@@ -58,6 +63,7 @@ class Slice:
         self.now = 100.0
         self.slices: list[int] = []
         self.others: list[Any] = []
+        self.timed: list[Any] = []
         self.admitted: list[tuple[int, list[Output], list[Change], int]] = []
         self.contexts: list[EventContext[Any]] = []
         router = Router()
@@ -73,6 +79,7 @@ class Slice:
             further_inputs=(),
             message_limit=100,
             now=lambda: self.now,
+            measure=self.timed.append,
             pool=self,
         )
         self.worker = PartitionWorker(host, 0, 1)
@@ -112,6 +119,10 @@ class Slice:
             ctx.forward(Record("out", b"%d.%d" % (ctx.offset, number)))
         if event.then == "interrupt":
             raise KeyboardInterrupt
+        if event.then == "fail":
+            raise ValueError(event.then)
+        if event.then == "wait":
+            return later()
         return ExecutionState.COMPLETE
 
     def on_step(self, handler: Any) -> None:
@@ -128,6 +139,41 @@ async def test_a_slice_is_admitted_once() -> None:
     assert done.run() == (4, None)
     assert [(offset, events) for offset, _, _, events in done.admitted] == [(14, 4)]
     assert done.worker.watermark == 14
+
+
+@pytest.mark.parametrize(
+    ("events", "ends_at", "admitted", "is_timed"),
+    [
+        ([Step(), Step(), Step()], 3, [(11, 1), (13, 2)], True),
+        ([Step()], 1, [(11, 1)], True),
+        ([Step(), Step(then="fail"), Step()], 1, [(11, 1)], True),
+        ([Step(then="fail"), Step()], 0, [], False),
+        ([Step(then="wait"), Step()], 0, [], False),
+    ],
+    ids=["all", "one", "the second fails", "the first fails", "the first is async"],
+)
+async def test_a_sample_is_the_first_event_of_its_slice(
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Step],
+    ends_at: int,
+    admitted: list[tuple[int, int]],
+    is_timed: bool,
+) -> None:
+    """It is timed alone; how the slice ends, and what it leaves, is as without."""
+    found = []
+    for sampled in (1, 1_000_000):
+        monkeypatch.setattr(hot_path, "SAMPLED", sampled)
+        done = Slice(*events)
+        position, failure = done.run()
+        outputs = [(output.origin, output.value) for _, sent, _, _ in done.admitted for output in sent]
+        changes = [(change.origin, change.key, change.value) for _, _, made, _ in done.admitted for change in made]
+        rest = [(ctx.offset, ctx.attempt) for ctx in done.contexts], dict(done.table.items()), done.worker.watermark
+        found.append((position, repr(failure), outputs, changes, rest))
+        if sampled == 1:
+            assert [(offset, count) for offset, _, _, count in done.admitted] == admitted
+            assert [(one.type, one.seconds) for one in done.timed] == [("Step", 0.0)] * is_timed
+    assert found[0] == found[1]
+    assert found[0][0] == ends_at
 
 
 async def test_what_ends_the_process_finds_a_slice_in_order() -> None:
@@ -259,8 +305,9 @@ async def test_slices_of_slow_handlers_shrink_to_one_event(takes: float) -> None
     assert await bench.handle(*[takes] * 5) == [1] * 5, "it is remembered from batch to batch"
 
 
-async def test_slices_take_about_so_long() -> None:
+async def test_slices_take_about_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers of a fifth of the longest slice: neither one by one nor by the hundred."""
+    monkeypatch.setattr(hot_path, "SAMPLED", 1_000_000)  # the first event of a sample is admitted by itself
     bench = Slice()
     slices = await bench.handle(*[LONGEST_SLICE_SECONDS / 5] * 600)
     settled = slices[5:-1]

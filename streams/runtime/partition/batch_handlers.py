@@ -167,6 +167,7 @@ class BatchKind:
         if error is None:
             unit.end()
             unit.admit(host.pool)
+            route.handled += len(batch)
             if once is not None:
                 once.count()
             return start + covered, None

@@ -19,6 +19,7 @@ from streams.core.timers import Timer
 from streams.core.transaction import Waiter
 from streams.core.visits import VisitRequest
 from streams.errors import DecodeError, EventFailure, HandlerBlocked, NotOwned
+from streams.metrics import HandlerTimed
 from streams.model.tracing import Carrier, EventSpan, carried, stamped, with_context
 from streams.outcomes import ErrorPolicy, ExecutionState, Retry
 from streams.records import IncomingRecord, TypedRecord
@@ -60,6 +61,7 @@ class Execution:
         self.parked_events = ParkedEvents(partition, host)
         self.once = OnceTurns(partition, host, self)
         self.span: EventSpan | None = None  # of the event that is handled, if it is traced
+        self.seconds = 0.0  # which the handler took in the last attempt that completed; 0: not known
 
     def traced(self, record: IncomingRecord) -> AbstractContextManager[None]:
         """Open a block in which this record's event is handled, within its span if it is to be traced."""
@@ -181,6 +183,8 @@ class Execution:
             error = await self.run(ctx, handle, self._watermark(record, timer), blocking=route.is_blocking, begun=begun)
             begun = None
             if error is None:
+                if timer is None and route.is_sample() and self.seconds:
+                    self._host.measure(HandlerTimed(route.name, self.seconds))
                 return
             store_dirty = True
 
@@ -264,7 +268,7 @@ class Execution:
     ) -> Exception | None:
         """Make one attempt, and admit the event if it completes. Returns why it failed; then it is undone. ``begun``:
         the attempt is under way."""
-        partition, host = self._partition, self._host
+        partition, host, began = self._partition, self._host, self._host.now()
         unit = self._unit(ctx) if begun is None else begun.unit
         if begun is None:
             unit.begin()
@@ -293,6 +297,7 @@ class Execution:
                 interjection.result, answer = answer, None
             elif work_of(ctx.timer) is WorkKind.RUN:
                 answer = None
+        self.seconds = host.now() - began if begun is None else 0.0
         failed = unit.complete(ctx, answer, watermark)
         if failed is not None:
             return failed

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from streams.core.router import SAMPLED
 from streams.core.runs import Run
+from streams.metrics import HandlerTimed
 from streams.records import IncomingRecord
 from streams.runtime.partition import plain_slice
 from streams.runtime.partition.handler_kind import HandlerKind
@@ -47,6 +49,7 @@ class HotPath:
         # Small at first: how long the handlers take is not known yet.
         self.size = SLICE // 8
         self.merged_size = self.size
+        self._until_sample = SAMPLED
 
     def run(
         self, records: list[IncomingRecord], start: int, inputs: MergedInputs | None = None, runs: Sequence[Run] = ()
@@ -58,10 +61,16 @@ class HotPath:
         now = host.now
         began = now()
         stop = min(start + self.size, len(records))
-        parked = parked_places(partition, records, start, stop) if partition.parked else []
-        if inputs is not None and parked:  # ``Execution`` queues it
-            stop, parked = parked[0], []
-        position, error = plain_slice.run(partition, host, records, start, stop, inputs, runs, parked, self._queue)
+        parked: list[int] = []
+        if partition.parked:
+            parked = parked_places(partition, records, start, stop)
+            if inputs is not None and parked:  # ``Execution`` queues it
+                stop, parked = parked[0], []
+        self._until_sample -= 1
+        if self._until_sample:
+            position, error = plain_slice.run(partition, host, records, start, stop, inputs, runs, parked, self._queue)
+        else:
+            position, error = self._sample(records, start, stop, inputs, runs, parked)
         while inputs is None and error is None and position < stop:  # at a record whose handler is not plain
             parked = [place for place in parked if place >= position]
             behind, error = self._run_kind(records, position, parked[0] if parked else stop)
@@ -77,6 +86,31 @@ class HotPath:
             # Near what was plain this time: records behind one that is not plain are merged in vain.
             self.merged_size = min(self.size, max(LEAST_MERGED, 2 * position))
         return position, error
+
+    def _sample(
+        self,
+        records: list[IncomingRecord],
+        start: int,
+        stop: int,
+        inputs: MergedInputs | None,
+        runs: Sequence[Run],
+        parked: Sequence[int],
+    ) -> tuple[int, BaseException | None]:
+        """Run a plain slice in two: its first event by itself, which is timed, and the others. A clock around each
+        event would cost more than many a handler. A slice of several inputs, or with parked keys, has no sample.
+        Returns as ``plain_slice.run``."""
+        partition, host, position = self._partition, self._host, start
+        self._until_sample = SAMPLED
+        is_simple = inputs is None and not parked and start < stop
+        route = host.router.current(records[start].headers) if is_simple else None
+        if route is not None and route.kind is None:
+            began, handled = host.now(), route.handled
+            position, error = plain_slice.run(partition, host, records, start, start + 1)
+            if route.handled > handled:  # neither a duplicate, nor left to ``Execution``
+                host.measure(HandlerTimed(route.name, host.now() - began))
+            if error is not None or position == start:
+                return position, error
+        return plain_slice.run(partition, host, records, position, stop, inputs, runs, parked, self._queue)
 
     def _run_kind(self, records: list[IncomingRecord], start: int, stop: int) -> tuple[int, BaseException | None]:
         """Handle some records by a handler of another kind that needs no await. Returns ``start`` if there is none."""

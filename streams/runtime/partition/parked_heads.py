@@ -182,6 +182,8 @@ class ParkedHeads:
             self._task = waiting = None
             if error is None:
                 self._host.measure(HeadTried(partition.partition, "completed"))
+                if timer is None:
+                    route.handled += 1
             elif isinstance(error, WindowFailed):
                 if await execution.window_failed(error):
                     continue

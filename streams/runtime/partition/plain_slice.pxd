@@ -11,6 +11,7 @@
     missing=list,
     room=Py_ssize_t,
     position=Py_ssize_t,
+    since=Py_ssize_t,
     sent=Py_ssize_t,
     written=Py_ssize_t,
     own=Py_ssize_t,

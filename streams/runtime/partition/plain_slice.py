@@ -76,7 +76,7 @@ def run(
     number = input_number = first_sent = first_written = 0  # of the run
     next_run, wheres = (parked[0] if parked else stop, []) if inputs is None else (start, inputs.wheres)
     known: list[Any] = [(headers, route, decode, handler, keep)] * len(wheres)  # of each input, as its last run left it
-    position = start
+    position = since = start  # since then the events are of this route
     failure: BaseException | None = None
     # Events that have failed before are still to come: ``Execution`` gives each its known failure.
     if partition.failures.events:
@@ -94,10 +94,14 @@ def run(
                     number += 1
                     next_run = parked[number] if number < len(parked) else stop
                     # In one unit with the position, as what is complete: an event that fails behind it takes none back.
-                    position, written = position + 1, len(journal)
+                    position, written, since = position + 1, len(journal), since + 1  # it is not handled
                     continue
                 if input_number:
                     name_input(input_number, outputs, first_sent, sent, journal, first_written, written)
+                # Counted here and where the headers change, and so at no price where they do not.
+                if route is not None:
+                    route.handled += position - since
+                since = position
                 # Each input keeps the route of its headers, since runs of two inputs alternate.
                 known[input_number] = headers, route, decode, handler, keep
                 input_number, next_run, _, _ = runs[number]
@@ -106,6 +110,9 @@ def run(
             record = records[position]
             # Mostly the same tuple as that of the record before (``kafka.reading.received``): its handler is known.
             if record.headers is not headers:
+                if route is not None:
+                    route.handled += position - since
+                since = position
                 headers = record.headers
                 if headers is not None and len(headers) == 1 and headers[0][0] == TYPE_HEADER:  # nearly always
                     name, version = headers[0][1], None
@@ -158,7 +165,7 @@ def run(
                     missing.append(record)
                 elif digest in new or has(digest):
                     passed.append(record)
-                    position += 1
+                    position, since = position + 1, since + 1  # it is not handled
                     continue
                 else:
                     new[digest] = Change(SEEN_PREFIX + digest, id_value, None, "", offset)
@@ -213,6 +220,8 @@ def run(
             if len(journal) > written:
                 store.undo(journal[written:])
         if position > start:
+            if route is not None:
+                route.handled += position - since
             del outputs[sent:], journal[written:]  # what the failed event has left
             if inputs is None:
                 partition.watermark = records[position - 1].offset + 1

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any, Final
 
+from streams.core.router import Route
 from streams.outcomes import ExecutionState
 from streams.records import IncomingRecord
 from streams.runtime.partition.event_context import EventContext
@@ -167,6 +168,7 @@ class Retirement:
         entries = buffer.entries
         unit = done = Unit(partition, [], [])
         is_open = True
+        route, since = entries[0].route, left  # since then the entries are of this route
         outputs, journal = unit.outputs, unit.journal
         unit.begin()
         try:
@@ -200,7 +202,11 @@ class Retirement:
                 entry = entries[0]
                 if entry.waiting is not None or entry.trace is not None or host.now() > until:
                     return None, None
+                if entry.route is not route:
+                    _count(route, since - left)
+                    route, since = entry.route, left
         finally:
+            _count(route, since - left)
             if is_open:
                 unit.end()
             done.admit(host.pool)  # in any case: the events before one that failed, or waits, are complete
@@ -275,6 +281,8 @@ class Retirement:
         if error is None:
             unit.end()
             unit.admit(self._host.pool)  # before the next one has its turn: admission is in the partition's order
+            if entry.route is not None:
+                entry.route.handled += 1
             entry.drop()
             buffer.entries.popleft()
             self._left -= 1
@@ -282,3 +290,8 @@ class Retirement:
                 return True
         passing.set_result(error)
         return False
+
+
+def _count(route: Route | None, events: int) -> None:
+    if route is not None:
+        route.handled += events

@@ -30,7 +30,7 @@ from streams.source.event_source import EventSource
 from streams.spark.columns import HEADERS_TYPE
 from streams.spark.options import addressed, agreed, names_brokers
 from streams.spark.replaying.replay_task import END, POSITION, RECORD, RESULT, STATE, loaded, replayer, travelling
-from streams.spark.typed.tables import ERROR, ValueColumns, decoded, is_reserved
+from streams.spark.typed.tables import ERROR, ValueColumns, decoded, is_reserved, of_structure
 
 _AFTER_ALL: Final = 2**31 - 1  # sorts behind every partition
 
@@ -93,12 +93,19 @@ class State(Kept):
         self._kept = kept
 
     def table(
-        self, *, key: Any, value: Any, key_codec: Codec[Any] | None = None, value_codec: Codec[Any] | None = None
+        self,
+        *,
+        key: Any,
+        value: Any,
+        key_codec: Codec[Any] | None = None,
+        value_codec: Codec[Any] | None = None,
+        structure: str = "",
     ) -> DataFrame:
         """The stores, read: columns ``partition``, ``key``, ``value``, ``_error``. Types and codecs are those that the
-        store was made with, as for ``streams.spark.table``; where bytes cannot be read ``_error`` says why."""
+        store was made with, as for ``streams.spark.table``, and so is ``structure``; where bytes cannot be read
+        ``_error`` says why."""
         keys, values = ValueColumns(key, key_codec, "key"), ValueColumns(value, value_codec, "value")
-        return decoded(self.stores, keys, values).select("partition", "key", "value", ERROR)
+        return decoded(of_structure(self.stores, structure), keys, values).select("partition", "key", "value", ERROR)
 
 
 def changelog_state(df: DataFrame) -> State:

@@ -36,6 +36,7 @@ MovedKeys = Literal["fail", "newest"]
 
 _META_COLUMNS: Final = ("topic", "partition", "offset", "timestamp")
 _SIGN: Final = -(2**63)
+_LONGEST: Final = 2**31 - 1
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def table(
     value: Any,
     key_codec: Codec[Any] | None = None,
     value_codec: Codec[Any] | None = None,
+    structure: str = "",
     moved_keys: MovedKeys = "fail",
 ) -> DataFrame:
     """The latest value of each key in a changelog, or any compacted topic: columns ``key``, ``value``, ``_error``,
@@ -57,6 +59,8 @@ def table(
     Where bytes cannot be read ``_error`` says why, and key or value is null. ``_meta`` is the place of the latest
     record: topic, partition, offset, timestamp.
 
+    ``structure``: the name of a table of a ``Stores``, or of its heap: only its entries, as ``of_structure`` has them.
+
     A key in two partitions fails the job; ``moved_keys="newest"`` takes the record with the highest (timestamp,
     offset) instead, which is right as far as the clocks of its writers are. Batch DataFrames of one topic only. One
     shuffle; no row passes through Python, except for tuple keys and codecs that the JVM does not know. Raises
@@ -66,7 +70,7 @@ def table(
     _check(df, moved_keys)
     keys = ValueColumns(key, key_codec, "key")
     values = ValueColumns(value, value_codec, "value")
-    latest = _latest(df, moved_keys).where(f.col("value").isNotNull())
+    latest = of_structure(_latest(df, moved_keys).where(f.col("value").isNotNull()), structure)
     return decoded(latest, keys, values).select("key", "value", ERROR, META)
 
 
@@ -77,22 +81,25 @@ def changes(
     value: Any,
     key_codec: Codec[Any] | None = None,
     value_codec: Codec[Any] | None = None,
+    structure: str = "",
     on_error: Literal["null", "fail"] = "null",
 ) -> DataFrame:
     """Every change of a changelog, or any compacted topic, in a row: columns ``key``, ``value``, ``deleted``,
     ``_error``, ``_meta``. For batch and streaming DataFrames: this is ``table`` before only the latest is left.
 
-    Types and codecs are as for ``table``. ``deleted``: a tombstone, whose ``value`` is null. What the toolkit itself
-    writes into a changelog is left out. The changes of a key come in the order of ``_meta.offset``, as long as its
-    topic has not got more partitions. ``on_error="fail"`` fails the job at the first record that cannot be read, with
-    its place and the reason: for what follows the changes and does not look at ``_error``. Raises ``ConfigError``.
+    Types, codecs and ``structure`` are as for ``table``. ``deleted``: a tombstone, whose ``value`` is null. What the
+    toolkit itself writes into a changelog is left out. The changes of a key come in the order of ``_meta.offset``, as
+    long as its topic has not got more partitions. ``on_error="fail"`` fails the job at the first record that cannot be
+    read, with its place and the reason: for what follows the changes and does not look at ``_error``. Raises
+    ``ConfigError``.
     """
     check_records(df)
     if on_error not in ("null", "fail"):
         raise ConfigError(f"on_error must be null or fail, not {on_error!r}")
     keys = ValueColumns(key, key_codec, "key")
     values = ValueColumns(value, value_codec, "value")
-    records = df.where(f.col("key").isNotNull() & ~is_reserved(f.col("key")))
+    # In this order: behind its prefix a key may be any bytes.
+    records = of_structure(df.where(f.col("key").isNotNull() & ~is_reserved(f.col("key"))), structure)
     rows = records.select(
         "key", "value", f.col("value").isNull().alias("deleted"), f.struct(*_META_COLUMNS).alias(META)
     )
@@ -180,6 +187,22 @@ def _latest(df: DataFrame, moved_keys: MovedKeys) -> DataFrame:
         moved = _two_partitions(f.col("last_topic"), f.col("low"), f.col("high"))
         value = value.when(f.col("low") != f.col("high"), moved.cast("binary"))
     return grouped.select("key", value.otherwise(f.col("last.value")).alias("value"), f.col(f"last.{META}").alias(META))
+
+
+def of_structure(df: DataFrame, name: str) -> DataFrame:
+    """The records of one structure of a ``Stores``, all if there is no name: keys without it, and values without the
+    time at which they were put, as a table of its own would have them. (A value of a later version stays as it is, and
+    is none that its class can read.)"""
+    from streams.stores.framed import FRAME, TIMED, prefix_of  # here: tasks load no stores
+
+    if not name:
+        return df
+    prefix, timed = prefix_of(name), FRAME + bytes([TIMED])
+    key, value = f.col("key"), f.col("value")
+    is_timed = f.substring(value, 1, len(timed)) == f.lit(timed)
+    bare = f.when(is_timed, f.substring(value, len(timed) + 9, _LONGEST)).otherwise(value)
+    own = df.where(f.substring(key, 1, len(prefix)) == f.lit(prefix))
+    return own.withColumns({"key": f.substring(key, len(prefix) + 1, _LONGEST), "value": bare})
 
 
 def unreadable(who: str) -> Column:
