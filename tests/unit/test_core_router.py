@@ -22,7 +22,7 @@ from streams import (
     SimpleStore,
     Table,
 )
-from streams.core.router import Route, Router, check_callable
+from streams.core.router import Route, Router, check_callable, type_and_version
 from streams.errors import RegistrationError, StoreError
 from streams.events import event_type, event_type_of, upcaster
 from streams.outcomes import STOP
@@ -294,3 +294,10 @@ def test_a_source_has_one_tracer_from_its_start_on() -> None:
     with pytest.raises(RegistrationError, match="the tracer"):
         router.set_tracer(tracer)
     assert router.tracer is tracer
+
+
+def test_the_first_type_and_the_first_version_count() -> None:
+    first, null = [("__grv__", b"2"), ("__grt__", b"a"), ("other", b"x")], [("__grt__", None), ("__grv__", None)]
+    assert type_and_version((*first, ("__grt__", b"b"), ("__grv__", b"3"))) == (b"a", b"2")
+    assert type_and_version(tuple(null)) == (b"", b"")
+    assert type_and_version(None) == (None, None)
