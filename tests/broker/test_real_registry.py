@@ -55,9 +55,9 @@ class Paid(msgspec.Struct, frozen=True):
 
 @event_type("real.Total", codec=AvroCodec(registry, subject="totals-value"))
 class Total(msgspec.Struct, frozen=True):
+    EXTRA
     account: str
     cents: int = 0
-    EXTRA
 
 
 @event_type("real.Balance", codec=JsonSchemaCodec(registry, subject="balances-value"))
@@ -147,6 +147,7 @@ def run(folder: Path, url: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Confluent's client cannot be closed
 def test_both_sides_read_what_the_other_has_written(tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "trial.py").write_text(TRIAL)
