@@ -131,6 +131,11 @@ class SchemaRegistry:
         self._found = self._own
 
     @property
+    def is_local(self) -> bool:
+        """Check for a client whose calls do not block."""
+        return getattr(self.client, "is_local", False)
+
+    @property
     def _process(self) -> _Process:
         if self._found is None:
             self._found = self._own or _processes.setdefault(self.url, _Process())
@@ -171,7 +176,7 @@ class SchemaRegistry:
                 f"the schema {shown(key)} was not sent with the job: the driver fetches those of the named subjects"
             )
         if self.is_missing(key):
-            if asyncio._get_running_loop() is not None and not getattr(self.client, "is_local", False):
+            if asyncio._get_running_loop() is not None and not self.is_local:
                 raise RegistryUnavailable(f"the schema {shown(key)} of {self.url} is not here yet")
             if (missing := self.fetch(key)) is not None:
                 self.refuse(key, missing)

@@ -99,7 +99,7 @@ class SchemaCodec:
             raise EncodeError(
                 f"{self.title} is not written: {type(self).__name__}(subject=...) says where its schema is registered"
             )
-        if asyncio._get_running_loop() is not None and not getattr(self.registry.client, "is_local", False):
+        if asyncio._get_running_loop() is not None and not self.registry.is_local:
             raise EncodeError(
                 f"{self.title} is not written: its schema was not looked up at the start. A source looks up those of "
                 "its own events, and of the topics that it names by source.output; for others call prepare() of the "

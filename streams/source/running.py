@@ -266,7 +266,7 @@ class SourceRun:
             return
         from streams.formats.schema_codecs import prepare
 
-        if all(getattr(each.registry.client, "is_local", False) for each in needy):
+        if all(each.registry.is_local for each in needy):
             prepare(needy)
             return
         thread = connections.worker("kes-registry")

@@ -143,7 +143,7 @@ class SchemaWait:
     async def _ask(self, found: UnknownSchema) -> None:
         registry, key = found
         try:
-            missing = await self._call(registry.fetch, key, is_local=getattr(registry.client, "is_local", False))
+            missing = await self._fetch(found)
         except RegistryUnavailable as error:
             from streams.formats.registry import shown  # it is loaded: with the registry
 
@@ -168,12 +168,13 @@ class SchemaWait:
         self._first_asked.pop(key, None)
         self._due.pop(key, None)
 
-    async def _call(self, fetch: Callable[[bytes], str | None], key: bytes, *, is_local: bool) -> str | None:
-        if is_local:
-            return fetch(key)
+    async def _fetch(self, found: UnknownSchema) -> str | None:
+        fetch: Callable[[bytes], str | None] = found.registry.fetch
+        if found.registry.is_local:
+            return fetch(found.key)
         if self._thread is None:
             self._thread = self._member.thread("kes-registry")
-        return await self._thread.call(fetch, key)
+        return await self._thread.call(fetch, found.key)
 
     def _wanted(self) -> list[UnknownSchema]:
         """Return the ids that are waited for, each once: the first ones of all partitions, then the second ones. So
