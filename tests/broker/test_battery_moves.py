@@ -60,6 +60,7 @@ def test_a_receiver_that_never_gets_ready(bank_group: Bank, tmp_path: Path, seed
     bank_group.wait_handled()
     receiver = bank_group.start("receiver", **PATIENT, BANK_GATE=str(gate), BANK_GATE_MS="5")
     wait_until(lambda: receiver.said("engine generation"), "the receiver is in the group")
+    wait_until(lambda: donor.said("joined: receiver"), "the donor knows to whom it can hand over")
     began = time.monotonic()
     assert donor.stop() == 0, donor.log.read_text()
     assert donor.said("were not handed over within leave_timeout_seconds"), donor.log.read_text()
