@@ -30,6 +30,9 @@ RESET_KEY = RESERVED_KEY_PREFIX + b"reset"
 GROWTH_KEY = RESERVED_KEY_PREFIX + b"growth"
 """Key of the record that says that a partition's state is placed by a larger number of partitions (``GrowthRecord``).
 Each partition has it in the transaction that has moved the state."""
+VOICE_KEY = RESERVED_KEY_PREFIX + b"voice"
+"""Key of the record that says that a partition is muted, and whom it follows (``VoiceRecord``). It goes where the state
+goes."""
 TIMER_PREFIX = RESERVED_KEY_PREFIX + b"timer."
 """Key of a timer: this, and the timer's name in UTF-8. Its value is a ``TimerRecord``; a tombstone removes it."""
 PARKED_PREFIX = TIMER_PREFIX + parking.PREFIX.encode()
@@ -43,7 +46,7 @@ the end up to which the table is to be read before any event, in decimal digits;
 SEEN_PREFIX = RESERVED_KEY_PREFIX + b"seen."
 """Key of an id that was handled (``once=``): this, and the 16 bytes of its digest. Its value is that of
 ``core.seen.encode``; a tombstone forgets it."""
-KEPT_PREFIXES = (BEGIN_KEY, RESET_KEY, TIMER_PREFIX, JOIN_PREFIX, SEEN_PREFIX)
+KEPT_PREFIXES = (BEGIN_KEY, RESET_KEY, VOICE_KEY, TIMER_PREFIX, JOIN_PREFIX, SEEN_PREFIX)
 """Keys of the toolkit that are part of a partition's state: folders, snapshots and exports have them."""
 LOOKUP_PREFIX = "lookup:"
 """Among the inputs of an offset record: this, and the topic of a lookup, name a ``LookupPosition``. No topic's name has
@@ -51,7 +54,10 @@ a colon."""
 TIMER_FORMAT = 1
 """The newest layout of ``TimerRecord`` that this version can read."""
 BEGIN_FORMAT = 1
-"""The layout of begin, reset and growth records that this version writes, and the newest that it can read."""
+"""The layout of begin, reset, growth and voice records that this version writes, and the newest that it can read."""
+MUTED = "muted:"
+"""The changelog's id in the offset record of a muted partition, and the receiver's in its release marker, begin with
+this. A release that knows no voices takes that for another topic, and another member: it never speaks by accident."""
 
 
 InputPosition: TypeAlias = tuple[int, str]
@@ -102,7 +108,12 @@ class OffsetRecord(msgspec.Struct, frozen=True):
 
     @property
     def ids(self) -> TopicIds:
-        return TopicIds(self.source_id, self.changelog_id)
+        return TopicIds(self.source_id, self.changelog_id.removeprefix(MUTED))
+
+    @property
+    def is_muted(self) -> bool:
+        """Check for a partition that sends nothing."""
+        return self.changelog_id.startswith(MUTED)
 
     def input_ids(self, further: Sequence[str], partition: int) -> tuple[str, ...]:
         """Return the topic ids of these further inputs; empty: not known."""
@@ -252,6 +263,18 @@ class GrowthRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"grown from {self.before} to {self.after} partitions: {self.entries:,} came, {self.left:,} went"
 
 
+class VoiceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition that is muted: it sends nothing, and follows the partition of this number of another source.
+    ``group``, ``changelog`` and ``changelog_id``: of that one. ``by`` and ``at_ms``: who wrote it, and when."""
+
+    v: int = BEGIN_FORMAT
+    group: str
+    changelog: str
+    changelog_id: str
+    by: str
+    at_ms: int
+
+
 def beginning(
     began: BeginRecord, partition: int, ids: Mapping[str, str], changelog_id: str
 ) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
@@ -283,6 +306,11 @@ def decode_reset(record: IncomingRecord) -> ResetRecord:
 def decode_growth(record: IncomingRecord) -> GrowthRecord:
     """Decode the growth record in this changelog record. Raises ``OffsetError`` if it is not one, or a newer one."""
     return _decode_known(record, GrowthRecord, "growth record")
+
+
+def decode_voice(record: IncomingRecord) -> VoiceRecord:
+    """Decode the voice record in this changelog record. Raises ``OffsetError`` if it is not one, or a newer one."""
+    return _decode_known(record, VoiceRecord, "voice record")
 
 
 def decode_release(record: IncomingRecord) -> ReleaseMarker:
@@ -339,7 +367,7 @@ def decode_timer(record: IncomingRecord) -> tuple[str, Timer | None]:
     return name, cron.restored(timer) if cron.is_cron(name) else timer
 
 
-B = TypeVar("B", BeginRecord, ResetRecord, GrowthRecord)
+B = TypeVar("B", BeginRecord, ResetRecord, GrowthRecord, VoiceRecord)
 
 
 def _decode_known(record: IncomingRecord, kind: type[B], name: str) -> B:

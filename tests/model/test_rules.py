@@ -1,6 +1,6 @@
-"""Commands, folders, inputs, durable jobs, a journal, loaded state, lookups, markers, an outbox, parked keys,
-snapshots, and the switch between two sources, searched state by state: with all its rules each holds, without any one
-it does not."""
+"""Commands, folders, inputs, durable jobs, a journal, loaded state, lookups, markers, muted sources, an
+outbox, parked keys, snapshots, and the switch between two sources, searched state by state: with all its rules each
+holds, without any one it does not."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.model import (
     loading_rules,
     lookup_rules,
     marker_rules,
+    muted_rules,
     outbox_rules,
     parking_rules,
     snapshot_rules,
@@ -39,6 +40,7 @@ MODELS: dict[type[Enum], tuple[type[Any], ModuleType, Any]] = {
     loading_rules.LoadingRule: (loading_rules.LoadingModel, loading_rules, loading_rules.STANDARD),
     lookup_rules.LookupRule: (lookup_rules.LookupModel, lookup_rules, lookup_rules.STANDARD[:1]),
     marker_rules.MarkerRule: (marker_rules.MarkerModel, marker_rules, marker_rules.STANDARD),
+    muted_rules.MutedRule: (muted_rules.MutedModel, muted_rules, muted_rules.STANDARD),
     outbox_rules.OutboxRule: (outbox_rules.OutboxModel, outbox_rules, outbox_rules.STANDARD[:1]),
     parking_rules.ParkingRule: (parking_rules.ParkingModel, parking_rules, parking_rules.STANDARD[:1]),
     snapshot_rules.SnapshotRule: (snapshot_rules.SnapshotModel, snapshot_rules, snapshot_rules.STANDARD),
