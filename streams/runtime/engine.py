@@ -30,6 +30,7 @@ from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.keeping.on_disk import refuse_without_folder
+from streams.runtime.ownership.following import Following
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.look_up import LookUps
 from streams.runtime.ownership.loop_purge import LoopPurge
@@ -54,7 +55,7 @@ from streams.runtime.status import Status
 from streams.runtime.system import MACHINE, Environment
 from streams.runtime.transactions.hung_calls import HungCalls
 from streams.runtime.transactions.measuring import measurements
-from streams.runtime.transactions.pool import MergingPool, TransactionPool
+from streams.runtime.transactions.muted_pool import pool_of
 from streams.runtime.transactions.producer_slots import Slots
 from streams.runtime.transactions.recovery import Recovery
 from streams.settings.config import EventSourceConfig
@@ -102,8 +103,7 @@ class Engine:
         self.members: Collection[str] = (config.instance_id,)
         self.failure: BaseException | None = None
         self.committed_transactions = self.committed_events = 0
-        self.accepting = True
-        """Whether partitions may still come here: until the last barrier begins."""
+        self.accepting = True  # partitions may still come here: until the last barrier begins
         self.workers: dict[int, PartitionWorker] = {}  # those that are here; ``partitions`` changes it
         self._watchdog = environment.watchdog(config.timeouts.rebalance_timeout_seconds)
         self._events: deque[GroupEvent] = deque()
@@ -138,7 +138,7 @@ class Engine:
         self.control = self.thread("kes-control")
         self.handler_threads = HandlerThreads(connections.worker)
         self.stages = Stages(self)
-        self.pool = (MergingPool if inputs else TransactionPool)(
+        self.pool = pool_of(config.shadow_of, inputs)(
             config,
             self.slots,
             partial(connections.records, topics),
@@ -153,7 +153,7 @@ class Engine:
         self.read_proofs = ReadProofs(self)
         # The lambdas are needed because these rooms use each other, and the later one is not made yet.
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
-        self.topic_watch = TopicWatch(self, self.replicas)
+        self.topic_watch, self.following = TopicWatch(self, self.replicas), Following(self)
         proofs, read = self.read_proofs, RangeReader(connections, self.hung_calls).read
         self.partitions = Partitions(self, self.replicas, proofs, lambda new: self.takeovers.take_over(new), callbacks)
         self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch, read)

@@ -16,6 +16,7 @@ from streams.model.topics import InputSpec
 from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.partition.failures import Cancellation
 from streams.runtime.partition.host import Host
+from streams.runtime.partition.muted_worker import Follows
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Blocking, Connections, Input, SourceLog
 from streams.runtime.reading.lookups import Lookups
@@ -67,6 +68,8 @@ class Member(Protocol):
     def control(self) -> Blocking: ...  # the thread for the requests of take-overs and look-ups
     @property
     def workers(self) -> dict[int, PartitionWorker]: ...  # at work here, or soon; ``ownership.partitions`` changes it
+    @property
+    def following(self) -> Follows: ...  # of the source that muted partitions follow
     @property
     def members(self) -> Collection[str]: ...  # the instance ids of the group's members
     @property

@@ -70,6 +70,8 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
       ``latest``, and ``[TOPIC:]PARTITION@OFFSET`` for single partitions, separated by commas. With several inputs
       (``EventSource.input``), ``alignment_seconds`` is the time that the others wait for one that is not known to be
       at its end.
+    * Muted: ``shadow_of`` is the group of a running source that this one follows, and is built again beside. It sends
+      nothing, and is never further than that one. ``kes rebuild start`` has to say so, too.
     * Loop: with ``loop`` handlers send events to this source itself (``ctx.loop``), over a topic of its own;
       ``max_loop_hops`` is the number of them that may lead to one another (0: no bound).
     * Visits: with ``visits`` the source has a topic for the requests to visit the keys of its store
@@ -100,6 +102,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     min_insync_replicas: int = 1
     auto_offset_reset: str = "earliest"  # not Kafka's default, "latest", which passes over what was there before
     start_at: str = ""
+    shadow_of: str = ""
     alignment_seconds: float = 0.5
     loop: bool = False
     max_loop_hops: int = 100  # a chain that never ends stops with an error that names it
@@ -119,7 +122,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
     metrics_handler: MetricsHandler | None = None
 
     def __post_init__(self) -> None:
-        for name in ("group_id", "topic", "changelog_topic", "dead_letter_topic", "instance_id"):
+        for name in ("group_id", "topic", "changelog_topic", "dead_letter_topic", "instance_id", "shadow_of"):
             if getattr(self, name) or name in ("group_id", "topic"):
                 check_name(name, getattr(self, name), _INSTANCE if name == "instance_id" else NAME)
         for name in ("bootstrap_servers", "source_bootstrap_servers"):
@@ -135,6 +138,7 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         if self.auto_offset_reset not in ("earliest", "latest", "error"):
             raise ConfigError(f"auto_offset_reset is {self.auto_offset_reset!r}; use 'earliest', 'latest' or 'error'")
         self._check_start_at()
+        self._check_shadow()
         check_type((bool,), "loop", self.loop, "True or False")
         check_type((bool,), "visits", self.visits, "True or False")
         check_count("max_loop_hops", self.max_loop_hops, 0)
@@ -183,6 +187,15 @@ class EventSourceConfig(msgspec.Struct, frozen=True, kw_only=True, metaclass=Tak
         for (topic, number), _ in places.offsets.items():
             if number >= self.num_partitions:
                 raise ConfigError(f"start_at: {topic or self.topic} has the partitions 0 to {self.num_partitions - 1}")
+
+    def _check_shadow(self) -> None:
+        if not self.shadow_of:
+            return
+        if self.shadow_of == self.group_id:
+            raise ConfigError(f"shadow_of is {self.shadow_of!r}, the group_id itself: a source cannot follow itself")
+        for name in ("loop", "visits", "start_at", "source_bootstrap_servers"):
+            if getattr(self, name):
+                raise ConfigError(f"{name} is set beside shadow_of: a muted source cannot have it")
 
     @property
     def start_places(self) -> Places:

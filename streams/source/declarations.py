@@ -15,7 +15,7 @@ import msgspec
 
 from streams.core.cron import CronSchedule
 from streams.core.router import Route, check_callable
-from streams.errors import RegistrationError
+from streams.errors import ConfigError, RegistrationError
 from streams.formats.rules import TypeRule
 from streams.metrics import MetricsHandler
 from streams.model.topology import Topology, TopologyHandler, TopologyTopic
@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # a source is declared without the engine
 CallbackT = TypeVar("CallbackT", bound=Callable[[Any, PartitionChange], object])
 S = TypeVar("S")
 StoreFactory = Callable[[TopicPartition], Any]
+_UNMUTED: Final = (source_topics.TABLE, source_topics.LOOKUP, source_topics.LOOP, source_topics.VISITS)
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 
 
@@ -139,9 +140,25 @@ class Declarations:
         router.visits = {name: (wrap(route), table) for name, (route, table) in router.visits.items()}
         self.handlers.schedules[:] = [(schedule, wrap(route)) for schedule, route in self.handlers.schedules]
 
+    def refuse_muted(self) -> None:
+        """Raise ``ConfigError`` for what a muted source cannot have: calls outside would be made by both sources, and
+        nobody else can know whether that is harmless; and what is read or sent by the source itself."""
+        found = [f"the {topic.purpose} topic {topic.name}" for topic in self.topology.topics if topic.purpose in _UNMUTED]
+        found += [f"the scheduled interjection {name}" for name in self.topology.interjections]
+        found += [f"the jobs {name}" for name in self.router.jobs or ()]
+        found += [
+            f"the {handler.kind} handler of {handler.event}"
+            for handler in self.topology.handlers
+            if handler.kind not in ("plain", "async", "blocking", "batch")
+        ]
+        if found:
+            raise ConfigError(f"a source that is muted (shadow_of) cannot have {', '.join(found)}")
+
     def freeze(self) -> None:
         """Check what can only be checked when all is declared, and refuse further declarations: the source starts.
-        Raises ``RegistrationError``."""
+        Raises ``RegistrationError``, ``ConfigError``."""
+        if self.config.shadow_of:
+            self.refuse_muted()
         from streams.runtime.ownership.replicas import make_store  # with the engine, which a declaration does without
 
         self.inputs.check()
@@ -204,6 +221,7 @@ class Declarations:
             on_partition_activated=None,
             on_partition_revoked=None,
             metrics_handler=None,
+            shadow_of="",
         )
         return Program(
             bare,

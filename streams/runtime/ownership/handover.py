@@ -22,6 +22,7 @@ from streams.core.partition import PartitionState
 from streams.errors import OffsetError, StreamsError
 from streams.metrics import PartitionMoved
 from streams.model.group import Assigned, Copies, Order
+from streams.runtime.changelog import MUTED
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.readiness import Readiness
@@ -183,6 +184,7 @@ class Handover:
                 worker.take_kept(),
                 worker.joined,
                 worker.seen,
+                worker.voice,
             )
         else:
             worker.drop_store()
@@ -213,7 +215,7 @@ class Handover:
             marker = copy.marker
             return (
                 marker is not None
-                and marker.to == member_id
+                and marker.to.removeprefix(MUTED) == member_id
                 and marker.generation >= since
                 and copy.offset_record is not None
             )

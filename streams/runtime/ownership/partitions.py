@@ -21,7 +21,6 @@ from streams.core.transaction import Cut
 from streams.errors import EventFailure, MembershipLost, RecordRefused
 from streams.model.group import Order
 from streams.records import shown_key
-from streams.runtime.changelog import ReleaseMarker
 from streams.runtime.keeping.kept_partition import KeptPartition
 from streams.runtime.member import WorkingMember
 from streams.runtime.ownership.partition_callbacks import Functions, PartitionCallbacks
@@ -30,6 +29,7 @@ from streams.runtime.ownership.replicas import Replicas
 from streams.runtime.partition.delivery import DeliveryBudget
 from streams.runtime.partition.failures import RestartNeeded, no_foreign_cancellation
 from streams.runtime.partition.judging import of_interjection
+from streams.runtime.partition.muted_worker import MutedWorker
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.ports import Polled
 from streams.runtime.read_proofs import ReadProofs
@@ -215,7 +215,8 @@ class Partitions:
 
     def _new_worker(self, partition: int) -> PartitionWorker:
         self._epoch += 1
-        return PartitionWorker(self._member, partition, self._epoch)
+        kind = MutedWorker if self._member.config.shadow_of else PartitionWorker
+        return kind(self._member, partition, self._epoch)
 
     async def _work(self, worker: PartitionWorker) -> None:
         try:
@@ -276,7 +277,7 @@ class Partitions:
             return False
         # The marker comes only now: the receiver starts behind it. An event that is admitted later would be handled on
         # both sides.
-        marker = ReleaseMarker(order.to, order.generation)
+        marker = worker.release_marker(order.to, order.generation)
         self._member.pool.admit_release(worker.partition, worker.watermark, marker)
         # The partition is ours until the marker is committed. If its transaction is aborted, or one of its events
         # refused, the work goes on here.
@@ -348,8 +349,7 @@ class Partitions:
     # -- starting again ------------------------------------------------------------------------------------------------
 
     def refused(self, partition: int, origin: Origin, error: RecordRefused) -> None:
-        """Restart the partition of an event whose records are refused for good. Its effects are out of the pool
-        already."""
+        """Restart the partition of an event whose records are refused for good. Its effects are out of the pool."""
         member, worker = self._member, self.workers.get(partition)
         if worker is None or not worker.state.admits:
             return

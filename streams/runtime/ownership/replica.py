@@ -17,11 +17,14 @@ from streams.runtime.changelog import (
     RELEASE_KEY,
     SEEN_PREFIX,
     TIMER_PREFIX,
+    VOICE_KEY,
     OffsetRecord,
     ReleaseMarker,
+    VoiceRecord,
     decode_offset,
     decode_release,
     decode_timer,
+    decode_voice,
 )
 from streams.runtime.keeping.folders.entries import Point
 from streams.runtime.keeping.kept_partition import KeptPartition
@@ -66,6 +69,7 @@ class Replica(FollowedPartition):
         self.last = -1  # offset of the last record
         self.offset_record: OffsetRecord | None = None
         self.timers: dict[str, Timer] = {}
+        self.voice: VoiceRecord | None = None
         self.marker: ReleaseMarker | None = None
         self.failure: Exception | None = None
         self.timestamp_ms = self.as_of_ms = self.begun_ms = 0
@@ -97,6 +101,8 @@ class Replica(FollowedPartition):
                 self.joined.receive(change)
             elif change.key.startswith(SEEN_PREFIX):
                 self.seen.receive(change)
+            elif change.key == VOICE_KEY:
+                self._receive_voice(IncomingRecord("", self.partition, -1, change.key, change.value, None))
             elif not change.key.startswith(RESERVED_KEY_PREFIX):  # others are beside the state, as in the log
                 receive(change)
 
@@ -178,6 +184,8 @@ class Replica(FollowedPartition):
             elif key.startswith(SEEN_PREFIX):
                 changes[-1] = received = Change(key, value)  # as above
                 self.seen.receive(received)
+            elif key == VOICE_KEY:
+                self._receive_voice(record)
         last = records[-1]
         self.marker = decode_release(last) if last.key == RELEASE_KEY and last.value is not None else None
         self.last = last.offset
@@ -211,3 +219,6 @@ class Replica(FollowedPartition):
             self.timers.pop(name, None)
         else:
             self.timers[name] = timer
+
+    def _receive_voice(self, record: IncomingRecord) -> None:
+        self.voice = None if record.value is None else decode_voice(record)

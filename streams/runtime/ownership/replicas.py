@@ -23,7 +23,7 @@ from streams.errors import BrokerUnavailable, RegistrationError, StreamsError
 from streams.protocols import StateStore
 from streams.records import IncomingRecord, TopicPartition
 from streams.runtime.bridge import Inlet
-from streams.runtime.changelog import OffsetRecord, TopicIds
+from streams.runtime.changelog import OffsetRecord, TopicIds, VoiceRecord
 from streams.runtime.keeping.folders.entries import HalfLoaded
 from streams.runtime.keeping.folders.shelf import tombstones_ms_of
 from streams.runtime.keeping.kept_partition import KeptPartition
@@ -148,6 +148,7 @@ class Replicas:
         kept: KeptPartition | None = None,
         joined: JoinedRows | None = None,
         seen: SeenIds | None = None,
+        voice: VoiceRecord | None = None,
     ) -> None:
         """Keep store, timers, joined rows and ids of a partition that was worked on here until now. They contain
         everything below ``position``, the end of the log at ``as_of_ms`` or later, and maybe more: reading that again
@@ -157,7 +158,7 @@ class Replicas:
         copy.as_of_ms = as_of_ms
         copy.kept = kept
         copy.offset_record = offset_record
-        copy.timers = timers
+        copy.timers, copy.voice = timers, voice
         copy.joined = joined or copy.joined
         copy.seen = copy.seen if seen is None else seen
         self._follow(copy, position)

@@ -66,7 +66,7 @@ class DueTimers:
         while True:
             if fired and self._partition.is_closing:
                 break
-            await self._fire(first)
+            await self.fire(first)
             fired += 1
             # Anew each time: the handler may have set, replaced or removed timers.
             first = self._timers.first()
@@ -81,7 +81,8 @@ class DueTimers:
             began = now()
         return True
 
-    async def _fire(self, timer: Timer) -> None:
+    async def fire(self, timer: Timer) -> None:
+        """Handle the event of a timer. Raises as ``PartitionWorker.run``."""
         execution, topic_partition = self._execution, self._partition.topic_partition
         if isinstance(timer, QueueRecord):
             await self._heads.attempt(timer)

@@ -79,6 +79,11 @@ class EventContext(ContextFields, Generic[StoreT], eq=False, weakref=True):
         return self.input is None
 
     @property
+    def is_muted(self) -> bool:
+        """Check for a source that follows another one muted (``shadow_of``): what it sends is dropped. For logging."""
+        return self._timers is not None and self._timers.is_muted
+
+    @property
     def cloudevent(self) -> CloudEvent | None:
         """The attributes of the input record, if it is a CloudEvent; ``None``: it is none, or there is none."""
         return attributes_of(self.input)

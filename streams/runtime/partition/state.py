@@ -19,12 +19,13 @@ from streams.errors import OffsetError
 from streams.model.topics import InputSpec
 from streams.protocols import JournalledStore
 from streams.records import IncomingRecord, TopicPartition, shown_key
-from streams.runtime.changelog import OffsetRecord, TopicIds
+from streams.runtime.changelog import OffsetRecord, ReleaseMarker, TopicIds, VoiceRecord
 from streams.runtime.partition.failures import LastTraces
 from streams.runtime.partition.formed_outputs import NO_FORMS, forming
 from streams.runtime.partition.joined_rows import JoinedRows
 from streams.runtime.partition.seen_ids import SeenIds
 from streams.runtime.partition.timers import PartitionTimers
+from streams.runtime.partition.voices import refuse_voice
 from streams.sak.murmur2 import partition_of
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class Restored(Protocol):
     def offset_record(self) -> OffsetRecord | None: ...
     @property
     def timers(self) -> Mapping[str, Timer]: ...
+    @property
+    def voice(self) -> VoiceRecord | None: ...
     @property
     def joined(self) -> JoinedRows: ...
     @property
@@ -73,6 +76,7 @@ class Partition:
         self.before_event: Callable[[Any], None] | None = None  # of a ``protocols.ObservingStore``
         self.kept: Any = None  # a ``KeptState``, if the store is kept on disk
         self.offset_record: OffsetRecord | None = None
+        self.voice: VoiceRecord | None = None  # of a muted one
         self.ids = TopicIds()
         self.input_ids: tuple[str, ...] = ()
         self.watermark = -1
@@ -87,9 +91,10 @@ class Partition:
         self.is_closing = False
 
     def adopt(self, restored: Restored) -> None:
-        """Work on this state from now on."""
+        """Work on this state from now on. Raises ``ConfigError`` unless the settings know that it is muted, or not."""
         self.store = restored.store
-        self.offset_record = restored.offset_record
+        self.offset_record, self.voice = restored.offset_record, restored.voice
+        refuse_voice(self.timers.config.shadow_of, self.topic_partition, self.offset_record, self.voice)
         try:
             self.timers.restore(restored.timers.values())
         except (BrokenQueue, BrokenJob) as error:
@@ -158,6 +163,10 @@ class Partition:
         """Return the fields of its offset record at this position, from ``source_id`` on."""
         inputs = msgspec.UNSET if self.offset_record is None else self.offset_record.inputs
         return self.ids.source, self.ids.changelog, inputs
+
+    def release_marker(self, to: str, generation: int) -> ReleaseMarker:
+        """Return the marker that hands the partition over to the member ``to``, by the order of this generation."""
+        return ReleaseMarker(to, generation)
 
     def take_store(self) -> Any:
         """Return the store, which has no other holder from now on."""

@@ -48,6 +48,8 @@ class PartitionTimers:
     """The timers that the complete events of one partition have set. On the loop; ``now_ms`` and ``name in timers``
     also on the thread of a handler that runs."""
 
+    is_muted = False
+
     def __init__(self, host: TimerHost) -> None:
         self._host = host
         self._timers = Timers()

@@ -58,14 +58,17 @@ YIELD_EVERY: Final = 32
 class PartitionWorker(Partition):
     """One partition with the task that works on it: its inbox, its interjections and the ways of its events."""
 
+    kinds = Inbox, PartitionTimers, DeliveredRecords
+
     def __init__(self, engine: Host, partition: int, epoch: int) -> None:
-        super().__init__(TopicPartition(engine.config.topic, partition), epoch, PartitionTimers(engine))
+        inbox, timers, delivery = self.kinds
+        super().__init__(TopicPartition(engine.config.topic, partition), epoch, timers(engine))
         self.engine = engine
         self._wake = Signal()  # input, an interjection or a turn has come
-        self.inbox = self._reads_from = Inbox(engine.config, engine.input, partition, self._wake)
+        self.inbox = self._reads_from = inbox(engine.config, engine.input, partition, self._wake)
         self.inputs: MergedInputs | None = None  # with one topic there is nothing to be merged
         if engine.further_inputs:
-            others = [(spec, Inbox(engine.config, port, partition, self._wake)) for spec, port in engine.further_inputs]
+            others = [(spec, inbox(engine.config, port, partition, self._wake)) for spec, port in engine.further_inputs]
             self.inputs = MergedInputs(self, self.inbox, others, engine.config.alignment_seconds)
             self.timers.timeless = frozenset(spec.topic for spec, _ in engine.further_inputs if not spec.moves_time)
         own, self.forms = engine.router.types, engine.router.forms
@@ -78,7 +81,7 @@ class PartitionWorker(Partition):
         self.finished = anyio.Event()  # the task has ended
         self.gone = anyio.Event()  # the partition is released or void
         self.hot_path = HotPath(self, engine)
-        self.delivery = DeliveredRecords(self, engine, self.inbox, self.hot_path, self._wake)
+        self.delivery = delivery(self, engine, self.inbox, self.hot_path, self._wake)
         self._execution = Execution(self, engine)
         self._heads = ParkedHeads(self, engine, self._execution, self._wake.notify)
         self.jobs = JobRuns(self, engine, self._execution, self._wake.notify)
@@ -184,8 +187,7 @@ class PartitionWorker(Partition):
 
     @property
     def _fires_timers(self) -> bool:
-        """Check that no joined table is being read up to its end: the event of a timer, or of a visited key, is to meet
-        no half of one."""
+        """Check that no joined table is being read up to its end: no event of a timer or a visit meets half of one."""
         return self.inputs is None or not self.joined.goals
 
     def statistics(self, ends: Sequence[int] = ()) -> PartitionStatistics:
@@ -307,8 +309,7 @@ class PartitionWorker(Partition):
         return position
 
     async def _run_merged(self, inputs: MergedInputs) -> bool:
-        """Handle the next events of several inputs in one slice, as far as their handlers are plain. ``False``: none;
-        what comes next is for ``handle``."""
+        """Handle the next plain events of several inputs in one slice. ``False``: none; what is next: ``handle``."""
         if self._buffer or self._issuer.is_blocked or self.engine.pool.is_full or self.timers.jobs_full:
             return False
         records, runs = inputs.next_runs(self.engine.now(), self.hot_path.merged_size)
@@ -377,8 +378,7 @@ class PartitionWorker(Partition):
     # -- interjections -------------------------------------------------------------------------------------------------
 
     async def _between(self) -> bool:
-        """Run the work that has its place between two events: a scheduled run that is due, one that was requested, a
-        few timers, and some keys of a visit. No more: events have their turn, too."""
+        """Run work between two events: a scheduled run that is due, a requested one, a few timers, keys of a visit."""
         if self.timekeeper.has_news:
             self.timekeeper.settle()
         swept = not self.is_closing and self._execution.once.sweep()
