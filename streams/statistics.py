@@ -126,6 +126,8 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     jobs_full: str = ""
     """The jobs whose bound (``SchedulerConfig.max_jobs``) holds up the partition's input; empty: none do."""
 
+    behind_followed: int | None = None
+    """Of a muted source: the records that the one it follows has handled, and this one has not; ``None``: not known."""
     once_ids: int = 0
     """Ids of events that are remembered (``once=``). Since the partition is here: ``once_duplicates`` events were
     passed, ``once_missing`` had no id, ``once_forgotten`` ids went before their time."""
@@ -262,3 +264,7 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     """Partitions that wait for a schema of the registry (``streams.formats.SchemaRegistry``)."""
     handled_events: dict[str, int] = {}
     """Events that handlers have completed since the source was made, committed or not, by their types."""
+    shadow_of: str = ""
+    """The group that a muted source follows. Empty: it is not muted."""
+    muted_records: dict[str, int] = {}
+    """Records that a muted source has not sent in this run, by topic; twice, if their events were handled twice."""

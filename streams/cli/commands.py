@@ -59,6 +59,7 @@ COMMANDS = {
     "once": Command("streams.cli.once", "Show the ids that an event source remembers: stats."),
     "jobs": Command("streams.cli.jobs", "Manage durable jobs: list, show, retry, cancel."),
     "skip": Command("streams.cli.skip", "Skip a record that stops an event source, without a deployment."),
+    "rebuild": Command("streams.cli.rebuild", "Build a source again beside the running one, muted: start, status."),
     "reset": Command("streams.cli.reset", "Set a stopped source to other places, with or without its state."),
     "outbox": Command(
         "streams.cli.outbox", "Relay rows of PostgreSQL to Kafka exactly once: apply, relay, status.", "outbox"

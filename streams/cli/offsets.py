@@ -14,6 +14,7 @@ from rich.text import Text
 from streams.cli.cluster import Json, Servers, SourceName, Timeout, await_listener, config_at, named_source
 from streams.cli.console import complain, emit, frameless, notices, print_whole
 from streams.cli.offsets_start import start
+from streams.cli.start_places import refuse_muted
 from streams.errors import OffsetError
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.runtime.changelog import OFFSET_KEY, OffsetRecord, TopicIds, decode_offset, further_positions
@@ -161,6 +162,8 @@ def _compared(
     checks.refuse_if_alive()
     records = checks.last_records(config.changelog, numbers, OFFSET_KEY)
     written = {number: decode_offset(record) for number, record in records.items()}
+    for record in written.values():
+        refuse_muted(config, record)
     offsets = {number: record.offset for number, record in written.items()}
     committed = checks.committed(numbers)
     standings = {config.topic: [Standing(number, committed[number], offsets.get(number)) for number in numbers]}

@@ -129,7 +129,9 @@ def start(
         GroupChecks(config, seconds=timeout) as checks,
     ):
         foreign = None if asked is None else ForeignState(asked, found, config, checks, admin, timeout)
-        command = _Start(found, config, [config.topic, *inputs], wanted, checks, admin, source_admin, foreign, timeout)
+        command = StartCommand(
+            found, config, [config.topic, *inputs], wanted, checks, admin, source_admin, foreign, timeout
+        )
         group: GroupView | None = None
         places = command.begun()
         is_new = places is None
@@ -145,7 +147,7 @@ def start(
                 if places is None:
                     group, places = command.look(rows=not yes)
                     if not yes:
-                        print_whole(notices(), _table(places))
+                        print_whole(notices(), places_table(places))
                         notices().print(Text(_warning(config, wanted, group, foreign)), soft_wrap=True)
                         typer.confirm(f"Begin {config.group_id} at these places?", abort=True, err=True)
                     command.write(slot, places, group)
@@ -168,7 +170,7 @@ def start(
             **({"state": foreign.facts()} if foreign and is_new else {}),
         },
         json,
-        lambda: _table(places),
+        lambda: places_table(places),
     )
     begun = "begun" if is_new else "it has begun there before: nothing was written"
     lines = ["nothing was written" if is_new and dry_run else begun]
@@ -182,8 +184,11 @@ def start(
         notices().print(Text(line), soft_wrap=True)
 
 
-class _Start:
+class StartCommand:
     """One run of the command."""
+
+    _mark = ""
+    """The changelog's id begins with it in the offset records."""
 
     def __init__(
         self,
@@ -270,7 +275,7 @@ class _Start:
                 begun = self._records(places, exact=foreign is None or foreign.exact)
                 if foreign is not None:
                     # The begin records come first, where a look finds them, and the positions last, as always.
-                    slot.send([begin for begin, _ in begun])
+                    slot.send([begin for begin, *_ in begun])
                     for _, some in foreign.partitions(places):
                         slot.send(some)
                     self._refuse_gone_on(group)  # the rows may have taken minutes
@@ -294,6 +299,10 @@ class _Start:
                 "group (KIP-1071), or one that may not be described"
             )
         return {topic: checks.committed_by(wanted.group, topic) for topic in self._topics}, group
+
+    def _between(self) -> list[tuple[bytes, bytes]]:
+        """Return further records of each partition, by key and value."""
+        return []
 
     def _name_of(self, topic: str) -> str:
         """Return the name under which the group commits its offsets in an input."""
@@ -340,15 +349,15 @@ class _Start:
                         f"group {group.group} has gone on in {topic} meanwhile: stop it, and run this again"
                     )
 
-    def _records(self, places: At, *, exact: bool) -> list[tuple[Output, Output]]:
-        """Return begin record and offset record of each partition."""
+    def _records(self, places: At, *, exact: bool) -> list[tuple[Output, ...]]:
+        """Return begin record and offset record of each partition, and what is between them."""
         config, checks, now_ms = self._config, self._checks, int(time.time() * 1000)
         ids = {topic: checks.source_id(topic) for topic in self._topics}
-        changelog_id = checks.changelog_id()
+        changelog_id = self._mark + checks.changelog_id()
 
         record = partial(changelog_record, config.changelog)
 
-        def records(number: int) -> tuple[Output, Output]:
+        def records(number: int) -> tuple[Output, ...]:
             at = {topic: found[number] for topic, found in places.items()}
             began = BeginRecord(
                 how=self._wanted.how,
@@ -361,7 +370,7 @@ class _Start:
                 exact=exact,
             )
             begin, position = beginning(began, number, ids, changelog_id)
-            return record(number, Change(*begin)), record(number, Change(*position))
+            return tuple(record(number, Change(*pair)) for pair in (begin, *self._between(), position))
 
         return [records(number) for number in self._numbers]
 
@@ -383,7 +392,8 @@ def _warning(
     return " ".join(lines)
 
 
-def _table(places: At) -> Table:
+def places_table(places: At) -> Table:
+    """Format the places where partitions begin."""
     table = plain_table("topic", "partition", "begins at", "place", right=("partition", "begins at"))
     for topic, found in places.items():
         for number, (offset, text) in found.items():

@@ -42,6 +42,7 @@ from streams.cli.cluster import (
     refuse_to_ask,
 )
 from streams.cli.console import complain, emit, notices
+from streams.cli.start_places import refuse_muted
 from streams.errors import DecodeError, OffsetError, Stopped, TopicReplaced, TransactionFailed
 from streams.kafka.questions.group_checks import GroupChecks
 from streams.kafka.reading.reader import PartitionReader
@@ -180,6 +181,7 @@ def position_of(
     where = f"{topic}[{partition}]"
     found = checks.last_records(config.changelog, [partition], OFFSET_KEY).get(partition)
     record = None if found is None else decode_offset(found)
+    refuse_muted(config, record)
     (ranges, topic_id), own_id = checks.source(topic), checks.source_id()
     low, high = ranges[partition]
     at: tuple[int, str] | None = None

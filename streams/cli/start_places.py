@@ -70,11 +70,21 @@ class StartRequest(NamedTuple):
         return None if self.rest_ms is None else (rest, shown_place(self.rest_ms))
 
 
+def refuse_muted(config: EventSourceConfig, record: OffsetRecord | None) -> None:
+    """Raise ``OffsetError`` for a position of a muted source: what commands write would let it speak."""
+    if record is not None and record.is_muted:
+        raise OffsetError(
+            f"{config.changelog}: the source is muted, and follows another one: its positions are not set by hand. "
+            "Begin the rebuild anew with another group_id"
+        )
+
+
 def known_offset(
     config: EventSourceConfig, record: OffsetRecord | None, topic: str, number: int, topic_id: str, changelog_id: str
 ) -> int | None:
     """Return the next offset of a partition in an input by its offset record; ``None``: it has none there. The ids: of
     the input and the changelog now. Raises ``TopicReplaced``."""
+    refuse_muted(config, record)
     at = None if record is None else record.position_in(topic, number)
     if record is not None and topic == config.topic:
         at = record.offset, record.source_id

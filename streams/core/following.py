@@ -1,4 +1,4 @@
-"""What a muted source may take in, and which timers it may fire, by what it knows of the source that it follows.
+"""Decide what a muted source takes in, and which timers it fires, by the changelog of the source that it follows.
 
 NEW reads the changelog of OLD, committed records only, one partition of it for each of its own. Nothing is taken from
 it before all is read that was there at the first look: before a reset, say, OLD may have been further than it is now.
@@ -27,7 +27,7 @@ class TimerMark(NamedTuple):
 
 
 class News(NamedTuple):
-    """What some records of OLD's changelog say. ``positions``: its last ones, by input; ``None``: none is named.
+    """Content of some records of OLD's changelog. ``positions``: its last ones, by input; ``None``: none is named.
     ``timers``: set, or gone, by name. ``is_whole``: all is read that was there at the first look."""
 
     positions: Mapping[str, int] | None

@@ -266,6 +266,7 @@ def doing(live: LiveMember | None) -> str:
     if ready:
         behind, age = sum(copy.records_left for copy in ready), max(copy.lag_seconds for copy in ready)
         words.append(f"{len(ready)} ready" + (f", {behind:,} records or {age:.1f} s behind" if behind else ""))
+    words += [f"muted, follows {live.status.shadow_of}"] if live.status.shadow_of else []
     awaited = [move for move in live.status.moves if move.direction == "in" and move.seconds is not None]
     words += [f"awaits {move.partition} for {duration(move.seconds or 0.0)}" for move in awaited]
     if live.age_seconds > _SILENCE_SECONDS and (awaited or len(ready) < len(copies)):

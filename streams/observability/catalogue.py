@@ -180,6 +180,12 @@ GENERATION = _gauge("kes_group_generation", "Generation of the group; -1: not a 
 UNSETTLED = _gauge("kes_unsettled_transactions", "Transactions that are open or on their way.")
 REGISTRY_WAITING = _gauge("kes_registry_waiting", "Partitions that wait for a schema of the registry.")
 HUNG_CALLS = _gauge("kes_hung_calls", "Calls to the broker that were given up and have not come back.")
+MUTED_RECORDS = _gauge("kes_muted_records", "Records that a muted source has not sent in this run.", ("topic",))
+BEHIND_FOLLOWED = _gauge(
+    "kes_behind_followed_records",
+    "Records that the source which is followed has handled, and this one not.",
+    ("partition",),
+)
 PARTITIONS = _gauge("kes_partitions", "Partitions that are here, by state.", ("state",))
 MOVES_UNDER_WAY = _gauge("kes_moves_under_way", "Hand-overs that are under way.", ("direction",))
 NEXT_OFFSET = _gauge("kes_partition_next_offset", "Next offset to be handled.", ("partition",))
@@ -384,6 +390,8 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
             yield JOBS_SINCE, each.jobs_since_ms / 1000, label
         if each.lag is not None:
             yield LAG, each.lag, label
+        if each.behind_followed is not None:
+            yield BEHIND_FOLLOWED, each.behind_followed, label
         for one in each.inputs:
             labels = (str(each.partition), one.topic)
             yield INPUT_OFFSET, one.next_offset, labels
@@ -411,6 +419,8 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield LOOKUP_CUT_OFF, lookup.is_cut_off, label
     for kind, events in statistics.handled_events.items():
         yield HANDLED_EVENTS, events, (kind,)
+    for topic, records in statistics.muted_records.items():
+        yield MUTED_RECORDS, records, (topic,)
     for topic, size in statistics.input_bytes.items():
         yield INPUT_BYTES, size, (topic,)
     yield FOLDERS_SET_ASIDE, statistics.folders_set_aside, ()

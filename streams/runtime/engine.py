@@ -30,7 +30,7 @@ from streams.runtime.async_work.async_stage import Stages
 from streams.runtime.bridge import Inlet
 from streams.runtime.keeping.keeper import StateKeeper
 from streams.runtime.keeping.on_disk import refuse_without_folder
-from streams.runtime.ownership.following import Following
+from streams.runtime.ownership.following import FollowedSource
 from streams.runtime.ownership.handover import Handover
 from streams.runtime.ownership.look_up import LookUps
 from streams.runtime.ownership.loop_purge import LoopPurge
@@ -153,7 +153,7 @@ class Engine:
         self.read_proofs = ReadProofs(self)
         # The lambdas are needed because these rooms use each other, and the later one is not made yet.
         self.replicas = Replicas(self, store_factory, lambda partition: self.handover.replica_changed(partition))
-        self.topic_watch, self.following = TopicWatch(self, self.replicas), Following(self)
+        self.topic_watch, self.following = TopicWatch(self, self.replicas), FollowedSource(self)
         proofs, read = self.read_proofs, RangeReader(connections, self.hung_calls).read
         self.partitions = Partitions(self, self.replicas, proofs, lambda new: self.takeovers.take_over(new), callbacks)
         self.takeovers = TakeOvers(self, self.partitions, self.replicas, self.topic_watch, read)

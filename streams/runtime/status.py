@@ -53,7 +53,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     """The note of a member, apart from its copies, which have notes of their own. ``at_ms``: when it was written,
     milliseconds since the epoch. ``address``: where it answers queries. ``visits``: runs, over its partitions.
     ``parked``: of its partitions, that with the oldest parked key first; ``parked_more``: of so many others, which did
-    not fit. ``jobs`` and ``jobs_more``: so of its partitions with durable jobs that are parked or old."""
+    not fit. ``jobs`` and ``jobs_more``: so of its partitions with durable jobs that are parked or old. ``shadow_of``:
+    the group that it follows muted; ``muted``: the records that it has not sent, by topic."""
 
     at_ms: int
     member_id: str
@@ -68,6 +69,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     parked_more: int = 0
     jobs: tuple[JobStatistics, ...] = ()
     jobs_more: int = 0
+    shadow_of: str = ""
+    muted: dict[str, int] = {}
 
 
 def note_of(status: MemberStatus) -> str:
@@ -179,6 +182,8 @@ class Status:
             self._visits(),
             self._parked(),
             jobs=self._jobs(),
+            shadow_of=config.shadow_of,
+            muted=member.pool.muted_records(),
         )
         # The times are left out: they change with every look, and are no news.
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))

@@ -142,8 +142,10 @@ class Declarations:
 
     def refuse_muted(self) -> None:
         """Raise ``ConfigError`` for what a muted source cannot have: calls outside would be made by both sources, and
-        nobody else can know whether that is harmless; and what is read or sent by the source itself."""
-        found = [f"the {topic.purpose} topic {topic.name}" for topic in self.topology.topics if topic.purpose in _UNMUTED]
+        only its author knows whether that is harmless; and what is read or sent by the source itself."""
+        found = [
+            f"the {topic.purpose} topic {topic.name}" for topic in self.topology.topics if topic.purpose in _UNMUTED
+        ]
         found += [f"the scheduled interjection {name}" for name in self.topology.interjections]
         found += [f"the jobs {name}" for name in self.router.jobs or ()]
         found += [

@@ -160,6 +160,8 @@ class SourceRun:
             leaves.summary(),
             engine.schema_waits.partitions,
             engine.router.handled,
+            engine.config.shadow_of,
+            engine.pool.muted_records(),
         )
 
     @property

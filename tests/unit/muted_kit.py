@@ -41,7 +41,7 @@ class Remind(msgspec.Struct, frozen=True):
 
 
 @event_type("Total")
-class Total(msgspec.Struct, frozen=True):
+class TotalNow(msgspec.Struct, frozen=True):
     account: str
     total: int
 
@@ -58,7 +58,7 @@ def build(partitions: int = 1, inputs: tuple[str, ...] = (), **more: Any) -> Eve
     def deposit(ctx: EventContext[Table[str, int]], event: Deposit) -> None:
         total = ctx.store.get(event.account, 0) + event.amount
         ctx.store.put(event.account, total)
-        ctx.forward(OUT, Total(event.account, total), key=event.account)
+        ctx.forward(OUT, TotalNow(event.account, total), key=event.account)
         if event.remind:
             ctx.schedule_in(event.remind, Remind(event.account), name=event.account)
         if event.amount < 0:
@@ -67,7 +67,7 @@ def build(partitions: int = 1, inputs: tuple[str, ...] = (), **more: Any) -> Eve
     @source.register_event_type(Remind)
     def remind(ctx: EventContext[Table[str, int]], event: Remind) -> None:
         ctx.store.put(f"{event.account} reminded", ctx.store.get(f"{event.account} reminded", 0) + 1)
-        ctx.forward(OUT, Total(event.account, -1), key=event.account)
+        ctx.forward(OUT, TotalNow(event.account, -1), key=event.account)
 
     return source
 

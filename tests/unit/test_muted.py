@@ -14,7 +14,6 @@ from streams.events import to_record
 from streams.outcomes import DEAD_LETTER
 from streams.records import Record
 from streams.runtime.changelog import MUTED, OFFSET_KEY, decode_offset
-from streams.runtime.transactions.muted_pool import MutedPool
 from streams.testing import TestDriver
 from tests.unit.muted_kit import OLDS, OUT, TOPIC, Beside, Deposit, build
 
@@ -56,13 +55,12 @@ def test_it_follows_and_sends_nothing() -> None:
         driver.advance(1)
         assert state(driver) == {"a": 15}
         assert driver.outputs(OUT) == []
-        engine = driver._world.members[0].engine
-        assert engine is not None
-        assert isinstance(engine.pool, MutedPool)
-        assert engine.pool.dropped == {OUT: 3}
-        found = offset_records(driver)
-        assert found[-1].offset == 3
-        assert {one.changelog_id for one in found} == {MUTED + found[-1].ids.changelog}
+        found = driver.statistics()
+        assert (found.shadow_of, found.muted_records) == ("bank", {OUT: 3})
+        assert found.partitions[0].behind_followed == 0
+        records = offset_records(driver)
+        assert records[-1].offset == 3
+        assert {one.changelog_id for one in records} == {MUTED + records[-1].ids.changelog}
         driver.crash()
         driver._world.start(1)
         driver.advance(30)

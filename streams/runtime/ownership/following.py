@@ -69,7 +69,7 @@ class _Copy(FollowedPartition):
         return News(positions, timers, 0 <= self.goal <= self.position)
 
 
-class Following:
+class FollowedSource:
     """The other source of one member; nothing at all as long as no partition is muted. On the loop, except
     ``_received`` and ``_failed``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -15,10 +16,11 @@ from streams.runtime.partition.merged_inputs import MergedInputs
 from streams.runtime.partition.muted import FollowingInbox, MutedTimers, QueuedRecords, TimerIsDue
 from streams.runtime.partition.state import Restored
 from streams.runtime.partition.worker import PartitionWorker
+from streams.statistics import PartitionStatistics
 
 
 class Follows(Protocol):
-    """The source that muted partitions follow (``ownership.following.Following``)."""
+    """The source that muted partitions follow (``ownership.following.FollowedSource``)."""
 
     def follow(self, worker: MutedWorker) -> None: ...
 
@@ -52,6 +54,14 @@ class MutedWorker(PartitionWorker):
         topics = [self.topic_partition.topic] if self.inputs is None else [one.where.topic for one in self.inputs.all]
         self.followed = self.timers.followed = Followed(dict(zip(topics, offsets_of(position), strict=True)))
         self._following.follow(self)
+
+    def statistics(self, ends: Sequence[int] = ()) -> PartitionStatistics:
+        """Return its figures, with how far it is behind the other source."""
+        behind = None
+        if self.followed.is_whole:
+            here = zip(self.followed.own, offsets_of(self.position), strict=True)
+            behind = sum(max(0, self.followed.cap(topic) - offset) for topic, offset in here)
+        return msgspec.structs.replace(super().statistics(ends), behind_followed=behind)
 
     def learned(self, timers: set[str]) -> None:
         """Take in what may be taken in by now; ``timers``: the other source's that have changed."""

@@ -1,4 +1,4 @@
-"""Whether a partition is muted: its changelog says so, and the settings have to know."""
+"""Check that settings and changelog agree about a partition that is muted."""
 
 from __future__ import annotations
 

@@ -14,12 +14,16 @@ from streams.runtime.transactions.pool import MergingPool, TransactionPool
 
 
 class MutedPool(TransactionPool):
-    """A pool that admits no output. ``dropped``: records in this run, by topic; an event that is handled again after a
-    restart of its partition counts again."""
+    """A pool that admits no output."""
 
     @cached_property
-    def dropped(self) -> Counter[str]:
+    def _muted(self) -> Counter[str]:
         return Counter()
+
+    def muted_records(self) -> dict[str, int]:
+        """Return how many records were not sent in this run, by topic. Those of an event that is handled again, after a
+        restart of its partition, count again."""
+        return dict(self._muted)
 
     def admit(
         self,
@@ -37,7 +41,7 @@ class MutedPool(TransactionPool):
             if isinstance(output, OwnSample):
                 samples.append(output)
             else:
-                self.dropped[output.topic] += 1
+                self._muted[output.topic] += 1
         super().admit(partition, offset, samples, changes, waiter, events, runs)
 
 

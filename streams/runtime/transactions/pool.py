@@ -86,6 +86,10 @@ class TransactionPool:
         self.metadata_used: GroupMetadata | None = None
         self.incarnation = 0
 
+    def muted_records(self) -> dict[str, int]:
+        """Return how many records are not sent, because the source is muted, by topic."""
+        return {}
+
     # -- filling -------------------------------------------------------------------------------------------------------
 
     def admit(
