@@ -135,6 +135,17 @@ def test_records_and_settings_have_to_agree(settings: Any, records: Any, said: s
         assert driver.outputs(OUT) == []
 
 
+def test_a_member_without_the_setting_takes_no_partition_over_from_one_that_has_it() -> None:
+    settings = {"shadow_of": "bank"}
+    with TestDriver(lambda: build(2, **settings), start=False) as driver:
+        Beside(driver).mute()
+        driver.start()
+        settings["shadow_of"] = ""
+        driver._world.start(1)
+        with pytest.raises(ConfigError, match="is muted and follows bank; shadow_of is ''"):
+            driver.advance(60)
+
+
 def test_dead_letters_are_dropped_too() -> None:
     with beside(error_policy=DEAD_LETTER, decode_policy=DEAD_LETTER) as (driver, old):
         driver.send_record(Record(TOPIC, b"{", b"a", partition=0), wait=False)

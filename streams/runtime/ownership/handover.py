@@ -19,15 +19,17 @@ import msgspec
 from msgspec import UNSET
 
 from streams.core.partition import PartitionState
-from streams.errors import OffsetError, StreamsError
+from streams.errors import ConfigError, OffsetError, StreamsError
 from streams.metrics import PartitionMoved
 from streams.model.group import Assigned, Copies, Order
+from streams.records import TopicPartition
 from streams.runtime.changelog import MUTED
 from streams.runtime.member import Member
 from streams.runtime.ownership.partitions import Partitions
 from streams.runtime.ownership.readiness import Readiness
 from streams.runtime.ownership.replica import Replica
 from streams.runtime.ownership.replicas import Replicas
+from streams.runtime.partition.voices import refuse_voice
 from streams.runtime.partition.worker import PartitionWorker
 from streams.statistics import MoveStatistics
 
@@ -228,7 +230,10 @@ class Handover:
                 return False
             assert copy.offset_record is not None
             needs_takeover = True
-            with suppress(OffsetError):  # a position that cannot be read: the take-over meets it, and names it
+            # A position that cannot be read, or a voice that the settings do not know: the take-over names it.
+            with suppress(OffsetError, ConfigError):
+                where = TopicPartition(member.config.topic, partition)
+                refuse_voice(member.config.shadow_of, where, copy.offset_record, copy.voice)
                 has_inputs = copy.offset_record.has_all(self._partitions.further_topics, partition)
                 needs_takeover = not has_inputs or not member.lookups.reach_donor(copy.offset_record)
             return not needs_takeover
