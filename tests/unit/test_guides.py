@@ -62,6 +62,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
         ("reference/stores", None),
         ("guides/state-on-disk", None),
         ("guides/beginnings", "test_it_begins_behind_the_first_deposit"),
+        ("guides/rebuilding", None),
         ("guides/structures", "test_a_minute_is_reported_when_it_is_over"),
         ("coming-from-goka", "test_a_message_of_goka_meets_the_row_of_its_group_table"),
         ("guides/joins", "test_an_order_has_the_address_of_its_customer"),
