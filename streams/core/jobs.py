@@ -82,7 +82,7 @@ class JobRecord(Timer, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> bytes:
-        """Return the job's state. It is encoded when it is asked for: 100,000 jobs may wait, each with its item."""
+        """Return the job's state. It is encoded for each record anew: 100,000 jobs may wait, each with its item."""
         return _encode_state(self.state)
 
     @classmethod
