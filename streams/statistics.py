@@ -126,14 +126,14 @@ class PartitionStatistics(msgspec.Struct, frozen=True):
     jobs_full: str = ""
     """The jobs whose bound (``SchedulerConfig.max_jobs``) holds up the partition's input; empty: none do."""
 
-    behind_followed: int | None = None
-    """Of a muted source: the records that the one it follows has handled, and this one has not; ``None``: not known."""
     once_ids: int = 0
     """Ids of events that are remembered (``once=``). Since the partition is here: ``once_duplicates`` events were
     passed, ``once_missing`` had no id, ``once_forgotten`` ids went before their time."""
     once_duplicates: int = 0
     once_missing: int = 0
     once_forgotten: int = 0
+    behind_followed: int | None = None
+    """Of a muted source: the records that the one it follows has handled, and this one has not; ``None``: not known."""
 
     @property
     def lag(self) -> int | None:

@@ -45,6 +45,8 @@ NOTE_LETTERS: Final = 4000
 """A note has so many characters, at most: the board cuts off the rest, and half a note cannot be read."""
 OLD_JOB_SECONDS: Final = 3600
 """A durable job that was started so many seconds ago, and is not over, is reported."""
+MUTED_TOPICS: Final = 20
+"""Topics of records that a muted source does not send, at most: a note has no more room."""
 CAUSE_LETTERS: Final = 100
 """The cause of a rebalance has so many characters, at most: it names members, which may be many."""
 
@@ -183,7 +185,7 @@ class Status:
             self._parked(),
             jobs=self._jobs(),
             shadow_of=config.shadow_of,
-            muted=member.pool.muted_records(),
+            muted=dict(list(member.pool.muted_records().items())[:MUTED_TOPICS]),
         )
         # The times are left out: they change with every look, and are no news.
         gist = _encoded(msgspec.structs.replace(status, at_ms=0, moves=tuple(map(_timeless, status.moves))))

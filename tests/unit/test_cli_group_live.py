@@ -71,7 +71,10 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     replicas: Any = SimpleNamespace(statistics=lambda: [copy(number, "ready", 0) for number in numbers])
     handover: Any = SimpleNamespace(statistics=lambda: moving)
     member: Any = SimpleNamespace(
-        config=SimpleNamespace(changelog="log", offsets_topic="topic", queries=QueryConfig(), visits=False),
+        config=SimpleNamespace(
+            changelog="log", offsets_topic="topic", queries=QueryConfig(), visits=False, shadow_of="bank"
+        ),
+        pool=SimpleNamespace(muted_records=lambda: dict.fromkeys((f"topic-{number}" for number in range(99)), 5)),
         thread=lambda _: None,
         membership=SimpleNamespace(group_metadata=GroupMetadata(0, 5, id_of("a"), b"")),
         workers={},
@@ -96,6 +99,7 @@ def test_a_member_tells_however_much_there_is_to_tell(copies: int, moves: int, m
     assert len(live.status.rebalances) == REBALANCES
     assert live.status.rebalances[0].cause.startswith("joined: payments-worker-0")
     assert live.status.moves or not moves
+    assert (live.status.shadow_of, len(live.status.muted)) == ("bank", 20)
     assert [move.partition for move in live.status.moves] == list(range(len(live.status.moves)))
 
 

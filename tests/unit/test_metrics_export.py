@@ -182,7 +182,7 @@ FULL = SourceStatistics(
     (PartitionStatistics(0, "active", 10, 3, 300, True, 4, 5, 1_700_000_000_500, 25,
                          (InputStatistics("in", 10, 3, True, 25), InputStatistics("more", 7, 0)),
                          (VisitStatistics("look", "r", 8, (), {}, {}),), {}, 2, 9, 77, 1_700_000_000_250, "max_keys",
-                         {"in": 2.5}, {"in": 1.25}, 3, 1, 1_700_000_000_125, 2, "mail", 6, 1, 2, 3),
+                         {"in": 2.5}, {"in": 1.25}, 3, 1, 1_700_000_000_125, 2, "mail", 6, 1, 2, 3, 4),
      PartitionStatistics(1, "restoring", -1, 0, 0, False)),
     11, 12, 2,
     (CopyStatistics(1, "restoring", 5, 9, 4, 5, 50, 1.0, None, 2.5),),
@@ -191,7 +191,7 @@ FULL = SourceStatistics(
      FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
     2,
     (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
-    {"in": 1234}, "compiled", (), {"Paid": 8},
+    {"in": 1234}, "compiled", (), {"Paid": 8}, "bank", {"out": 5},
 )  # fmt: skip
 
 
@@ -225,6 +225,7 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_input_awaited partition=0,topic=in": 1, "kes_partition_events_ahead partition=0": 4,
         "kes_partition_timers partition=0": 5, "kes_parked_keys partition=0": 2, "kes_parked_events partition=0": 9,
+        "kes_behind_followed_records partition=0": 4, "kes_muted_records topic=out": 5,
         "kes_parked_bytes partition=0": 77, "kes_parked_since_timestamp_seconds partition=0": 1_700_000_000.25,
         "kes_parked_full partition=0": 1, "kes_parked_full partition=1": 0, "kes_once_ids partition=0": 6,
         "kes_jobs_pending partition=0": 3, "kes_jobs_parked partition=0": 1, "kes_jobs_running partition=0": 2,
