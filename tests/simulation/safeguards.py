@@ -293,7 +293,7 @@ def a_new_worker_keeps_the_timers_of_the_last(patch: Patch) -> None:
 @missed("timers", "crashes", seed=3)
 def timers_fire_before_they_are_due(patch: Patch) -> None:
     """By a look at the wrong time of day; their handlers know the right one."""
-    now_ms, run_due, fire = PartitionTimers.now_ms, DueTimers.run_due, DueTimers._fire
+    now_ms, run_due, fire = PartitionTimers.now_ms, DueTimers.run_due, DueTimers.fire
     early: set[PartitionTimers] = set()  # several partitions look at the same time
 
     async def too_soon(self: DueTimers) -> bool:
@@ -310,7 +310,7 @@ def timers_fire_before_they_are_due(patch: Patch) -> None:
 
     patch.setattr(PartitionTimers, "now_ms", lambda self: now_ms(self) + (300 if self in early else 0))
     patch.setattr(DueTimers, "run_due", too_soon)
-    patch.setattr(DueTimers, "_fire", in_time)
+    patch.setattr(DueTimers, "fire", in_time)
 
 
 # Nobody looks at the time of day while nothing comes in:

@@ -70,6 +70,19 @@ def test_it_follows_and_sends_nothing() -> None:
         assert state(driver) == {"a": 20}
 
 
+def test_its_figures_are_there_before_it_works() -> None:
+    with TestDriver(build(), start=False) as driver:
+        old = Beside(driver)
+        old.mute()
+        old.at(0)
+        driver._world.start(0)
+        known = set()
+        for _ in range(200):
+            driver.advance(0.02)
+            known |= {(one.state, one.behind_followed) for one in driver.statistics().partitions}
+        assert known >= {("restoring", None), ("active", 0)}
+
+
 def test_a_position_before_all_is_read_is_not_believed() -> None:
     with TestDriver(build(), start=False) as driver:
         old = Beside(driver)
@@ -136,7 +149,7 @@ def test_records_and_settings_have_to_agree(settings: Any, records: Any, said: s
 
 
 def test_a_member_without_the_setting_takes_no_partition_over_from_one_that_has_it() -> None:
-    settings = {"shadow_of": "bank"}
+    settings: dict[str, Any] = {"shadow_of": "bank"}
     with TestDriver(lambda: build(2, **settings), start=False) as driver:
         Beside(driver).mute()
         driver.start()

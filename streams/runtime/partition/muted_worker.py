@@ -37,11 +37,10 @@ class MutedWorker(PartitionWorker):
 
     kinds = FollowingInbox, MutedTimers, QueuedRecords
     timers: MutedTimers
-    followed: Followed
 
     def __init__(self, engine: MutedHost, partition: int, epoch: int) -> None:
         super().__init__(engine, partition, epoch)
-        self._following = engine.following
+        self._following, self.followed = engine.following, self.timers.followed
 
     def adopt(self, restored: Restored) -> None:
         """Work on this state from now on."""
