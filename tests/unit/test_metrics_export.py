@@ -191,7 +191,7 @@ FULL = SourceStatistics(
      FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
     2,
     (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
-    {"in": 1234}, "compiled", (), {"Paid": 8},
+    {"in": 1234}, "compiled", (), {"Paid": 8}, {"Paid": {"dead_letter": 3}},
 )  # fmt: skip
 
 
@@ -221,7 +221,8 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_partition_next_offset partition=0": 10, "kes_partition_lag partition=0": 15,
         "kes_input_next_offset partition=0,topic=more": 7, "kes_input_lag partition=0,topic=in": 15,
         "kes_lag_seconds partition=0,topic=in": 2.5, "kes_event_age_seconds partition=0,topic=in": 1.25,
-        "kes_handled_events type=Paid": 8, "kes_input_bytes topic=in": 1234, "kes_partition_paused partition=0": 1,
+        "kes_handled_events type=Paid,outcome=completed": 8, "kes_handled_events type=Paid,outcome=dead_letter": 3,
+        "kes_input_bytes topic=in": 1234, "kes_partition_paused partition=0": 1,
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_input_awaited partition=0,topic=in": 1, "kes_partition_events_ahead partition=0": 4,
         "kes_partition_timers partition=0": 5, "kes_parked_keys partition=0": 2, "kes_parked_events partition=0": 9,
