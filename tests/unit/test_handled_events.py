@@ -30,7 +30,8 @@ async def call(event: Added) -> None:
 
 
 def source_of(kind: str, measured: list[Measurement]) -> EventSource[Any]:
-    source: EventSource[Any] = EventSource(config(error_policy=SKIP, decode_policy=SKIP, metrics_handler=measured.append), TOTALS)
+    settings = config(error_policy=SKIP, decode_policy=SKIP, metrics_handler=measured.append)
+    source: EventSource[Any] = EventSource(settings, TOTALS)
     if kind == "batch":
         source.register_event_type(Added, work, batch=True)
     elif kind == "once":
