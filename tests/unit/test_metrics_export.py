@@ -231,13 +231,13 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_jobs_pending partition=0": 3, "kes_jobs_parked partition=0": 1, "kes_jobs_running partition=0": 2,
         "kes_jobs_since_timestamp_seconds partition=0": 1_700_000_000.125, "kes_jobs_full partition=0": 1,
         "kes_visit_running partition=0,visit=look": 1, "kes_visit_keys partition=0,visit=look": 8,
-        "kes_partition_next_timer_timestamp_seconds partition=0": 1_700_000_000.5,
-        "kes_stage_running name=calls": 1, "kes_stage_waiting name=calls": 2, "kes_stage_keys name=calls": 3,
-        "kes_stage_batches name=calls": 4, "kes_folders state=kept": 1, "kes_folders state=failing": 0,
-        "kes_folders state=left": 1, "kes_folders_set_aside": 2, "kes_folder_bytes partition=0": 400,
-        "kes_folder_gathered_changes partition=0": 5, "kes_folder_unwritten_bytes partition=0": 60,
-        "kes_folder_mark_age_seconds partition=0": 0.7, "kes_folder_checkpoint_seconds partition=0": 0.08,
-        "kes_folder_recover_seconds partition=0": 0.9, "kes_folder_snapshot_age_seconds partition=0": 1.5,
+        "kes_partition_next_timer_timestamp_seconds partition=0": 1_700_000_000.5, "kes_stage_running name=calls": 1,
+        "kes_stage_waiting name=calls": 2, "kes_stage_keys name=calls": 3, "kes_stage_batches name=calls": 4,
+        "kes_folders state=kept": 1, "kes_folders state=failing": 0, "kes_folders state=left": 1,
+        "kes_folders_set_aside": 2, "kes_folder_bytes partition=0": 400, "kes_folder_gathered_changes partition=0": 5,
+        "kes_folder_unwritten_bytes partition=0": 60, "kes_folder_mark_age_seconds partition=0": 0.7,
+        "kes_folder_checkpoint_seconds partition=0": 0.08, "kes_folder_recover_seconds partition=0": 0.9,
+        "kes_folder_snapshot_age_seconds partition=0": 1.5,
     }  # fmt: skip
     for wanted, number in expected.items():
         name, _, labels = wanted.partition(" ")

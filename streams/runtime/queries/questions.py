@@ -73,8 +73,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``value``: of a ``get``, ``None``: no such key. ``count``: of a ``len``. ``rows``: of a range, ``more`` may come
-    behind the last; ``places``: theirs in an index, ``due_rows``: the numbers of those that are due. ``age_seconds``: everything is in it that was committed so long
-    before the question came. ``parked`` and ``due``: of a ``get``."""
+    behind the last; ``places``: theirs in an index; ``due_rows``: the numbers of those that are due. ``age_seconds``:
+    everything is in it that was committed so long before the question came. ``parked`` and ``due``: of a ``get``."""
 
     partition: int
     positions: tuple[NamedOffset, ...]
