@@ -189,8 +189,7 @@ FULL = SourceStatistics(
     (MoveStatistics(1, "in", "", 7, 1.0),), "m-1", (), (StageStatistics("calls", 1, 2, 3, 4, 1.5),), 6,
     (FolderStatistics(0, "kept", 30, 400, 5, 60, 0.7, 0.08, 0.9, 1.5),
      FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
-    2,
-    (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
+    2, (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
     {"in": 1234}, "compiled", (), {"Paid": 8}, {"Paid": {"dead_letter": 3}},
 )  # fmt: skip
 
