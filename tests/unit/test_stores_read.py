@@ -218,7 +218,11 @@ def test_the_key_of_the_records_is_that_of_the_structure(driver: TestDriver[Any]
         reader(driver, "jobs").partition_of(5)
 
 
-def test_what_has_expired_is_marked_until_it_is_deleted(driver: TestDriver[Any]) -> None:
+def test_what_has_expired_is_marked_until_it_is_deleted(
+    driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "ROWS_IN_A_TURN", 2)
+
     def put(ctx: Any) -> None:
         ctx.store.advance(1_000)
         for number in range(70):  # of which one event deletes 64
@@ -232,7 +236,7 @@ def test_what_has_expired_is_marked_until_it_is_deleted(driver: TestDriver[Any])
         answer = driver._run(one.get("k69", partition=0, confirm=confirm))
         assert (answer.value, answer.due) == (69, True)
     driver.interject(0, lambda ctx: ctx.store.carts.put("new", 65))
-    found = driver._run(rows(one.by_range("size", 65, page=2)))
+    found = driver._run(rows(one.by_range("size", 65, page=4)))
     assert [(*row, row.due) for row in found] == [
         *(("k65", 65, True), ("new", 65, False)), *((f"k{number}", number, True) for number in range(66, 70))
     ]  # fmt: skip
