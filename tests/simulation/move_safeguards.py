@@ -45,13 +45,13 @@ def _always(_: Replica) -> bool:
     return True
 
 
-@instead(Replicas, "take", "marker: to", "struck_moves", "moves", seed=17)
+@instead(Replicas, "take", "marker: to", "struck_moves", "moves", seed=12)
 def markers_are_for_everybody(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     member = self._member.membership.group_metadata.member_id
     return _misread(self, original, partition, when, lambda seen: ReleaseMarker(member, seen.generation))
 
 
-@instead(Replicas, "take", "marker: a member id", "evictions", "struck_moves", seed=91)
+@instead(Replicas, "take", "marker: a member id", "struck_moves", "evictions", seed=12)
 def markers_are_for_the_instance(original: Any, self: Replicas, partition: int, when: Fits = _always) -> Any:
     """Whoever has the same name is meant too: the successor of a receiver that was thrown out."""
     engine: Any = self._member

@@ -105,9 +105,7 @@ class JobRuns:
         self._runs: dict[str, _Run] = {}
         self._found: set[str] = set()
         self._unknown: set[str] = set()
-        self._routes: dict[
-            tuple[str, bool], Route
-        ] = {}  # of the ends of jobs, by their names, and whether they are done
+        self._routes: dict[tuple[str, bool], Route] = {}  # of the ends of jobs, by name and whether they succeeded
         self._is_closing = False
         self.are_handed_over = False
         """Their donor has ended all that ran."""
