@@ -136,7 +136,10 @@ def test_texts_that_are_refused(text: Any, said: str) -> None:
     ("options", "said"),
     [
         *[({"zone": zone}, r"no time zone file of.*\[cron\]") for zone in ("Mars/Base", "Europe")],
-        *[({"zone": zone}, "no time zone file of") for zone in ("../etc/passwd", "/etc/localtime", "a\0b", "a" * 4_096)],
+        *[
+            ({"zone": zone}, "no time zone file of")
+            for zone in ("../etc/passwd", "/etc/localtime", "a\0b", "a" * 4_096)
+        ],
         *[({"zone": zone}, "needs the name of a time zone") for zone in (None, "", 5)],
         ({"zone": UTC_, "every": 5.0}, "either every=, or cron="),
         ({"cron": None}, "either every=, or cron="),
