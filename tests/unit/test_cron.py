@@ -105,6 +105,7 @@ def test_a_run_that_is_due_just_now_was_not_missed() -> None:
         assert (run.due_ms, run.following.due_ms) == (minute, following * minute)
 
 
+NOWHERE = "Mars/Base", "Europe", "../etc/passwd", "/etc/localtime", "a\0b", "a" * 4_096
 FIVE, NEVER, BAD = "a text of five fields", "never comes|cannot be read: Bad", "cannot be read: Bad"
 
 
@@ -135,11 +136,7 @@ def test_texts_that_are_refused(text: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        *[({"zone": zone}, r"no time zone file of.*\[cron\]") for zone in ("Mars/Base", "Europe")],
-        *[
-            ({"zone": zone}, "no time zone file of")
-            for zone in ("../etc/passwd", "/etc/localtime", "a\0b", "a" * 4_096)
-        ],
+        *[({"zone": zone}, r"no time zone file of.*\[cron\]") for zone in NOWHERE],
         *[({"zone": zone}, "needs the name of a time zone") for zone in (None, "", 5)],
         ({"zone": UTC_, "every": 5.0}, "either every=, or cron="),
         ({"cron": None}, "either every=, or cron="),
