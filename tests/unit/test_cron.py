@@ -147,9 +147,8 @@ def test_texts_that_are_refused(text: Any, said: str) -> None:
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], said: str) -> None:
-    source: EventSource[Any] = EventSource(config())
     with pytest.raises(ConfigError, match=said) as refused:
-        source.schedule_interjection(**({"cron": NIGHTLY} | options))
+        EventSource[Any](config()).schedule_interjection(**({"cron": NIGHTLY} | options))
     assert len(str(refused.value)) < 400
 
 
