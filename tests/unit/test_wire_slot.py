@@ -380,7 +380,7 @@ async def test_a_batch_that_is_too_large_names_no_record_and_makes_the_next_ones
         broker.batch_limit = 30_000
         broker.answer("Produce", 10)
         assert [refused.output for refused in await refused_by(slot, *outputs)] == [None]
-        batches = [batch for _, _, own in (await encoded(slot, *outputs)).encoded.parts() for batch in own]
+        batches = [part.batch for parts in (await encoded(slot, *outputs)).encoded.rounds({}) for part in parts]
         assert len(batches) == 4
         assert max(batch.size for batch in batches) < 30_000
         await transact(slot, outputs)
