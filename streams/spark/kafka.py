@@ -57,15 +57,13 @@ def topic_admin(kafka: KafkaSettings) -> TopicAdmin:
     return _ADMINS.setdefault(kept, admin)
 
 
-def settings_of(kafka: KafkaSettings, group: str = "") -> ClientSettings:
+def settings_of(kafka: KafkaSettings) -> ClientSettings:
     """Return the settings of the toolkit's own clients. Raises ``ConfigError`` for a callback that cannot be imported
     here."""
     if isinstance(callback := kafka.get("oauth_cb"), TokenCallback):
         callback.function()  # within a login, an error of the import would look like one of the login
     overrides = {name: value for name, value in kafka.items() if name not in RESERVED}
-    return ClientSettings(
-        kafka["bootstrap.servers"], overrides, client_id=kafka.get("client.id", "kes-spark"), group_id=group
-    )
+    return ClientSettings(kafka["bootstrap.servers"], overrides, client_id=kafka.get("client.id", "kes-spark"))
 
 
 def no_such_topic(topic: str, kafka: KafkaSettings) -> TopicError:
