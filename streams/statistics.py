@@ -264,6 +264,8 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     """Partitions that wait for a schema of the registry (``streams.formats.SchemaRegistry``)."""
     handled_events: dict[str, int] = {}
     """Events that handlers have completed since the source was made, committed or not, by their types."""
+    failed_events: dict[str, dict[str, int]] = {}
+    """Events that have failed for good since then, by their types, and by what was done about them."""
     shadow_of: str = ""
     """The group that a muted source follows. Empty: it is not muted."""
     muted_records: dict[str, int] = {}

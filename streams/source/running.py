@@ -160,6 +160,7 @@ class SourceRun:
             leaves.summary(),
             engine.schema_waits.partitions,
             engine.router.handled,
+            engine.router.failed,
             engine.config.shadow_of,
             engine.pool.muted_records(),
         )

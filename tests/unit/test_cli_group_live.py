@@ -76,7 +76,7 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
         ),
         pool=SimpleNamespace(muted_records=lambda: dict.fromkeys((f"topic-{number}" for number in range(99)), 5)),
         thread=lambda _: None,
-        membership=SimpleNamespace(group_metadata=GroupMetadata(0, 5, id_of("a"), b"")),
+        membership=SimpleNamespace(group_metadata=GroupMetadata(0, 5, id_of("a"))),
         workers={},
         wall_ms=lambda: int(BEGAN * 1000),
     )
