@@ -35,10 +35,9 @@ from streams.looks.records import shortened
 from streams.looks.scans import late_lines
 from streams.records import IncomingRecord, Output, TopicPartition
 from streams.runtime.changelog import (
-    BEGIN_KEY,
     JOIN_PREFIX,
     OFFSET_KEY,
-    RESET_KEY,
+    STORY_KEYS,
     TIMER_PREFIX,
     OffsetRecord,
     decode_timer,
@@ -222,7 +221,7 @@ def forget(
 def without_rows(entries: State) -> dict[bytes, bytes]:
     """Leave out the rows of joined tables, which go with a position in their topic, and how the state began or was
     reset: they stay as they are."""
-    return {key: value for key, value in entries.items() if not key.startswith((JOIN_PREFIX, BEGIN_KEY, RESET_KEY))}
+    return {key: value for key, value in entries.items() if not key.startswith((JOIN_PREFIX, *STORY_KEYS))}
 
 
 def stopped_source(name: str, *, json: bool, yes: bool) -> EventSource[Any]:

@@ -48,6 +48,8 @@ SEEN_PREFIX = RESERVED_KEY_PREFIX + b"seen."
 ``core.seen.encode``; a tombstone forgets it."""
 KEPT_PREFIXES = (BEGIN_KEY, RESET_KEY, VOICE_KEY, TIMER_PREFIX, JOIN_PREFIX, SEEN_PREFIX)
 """Keys of the toolkit that are part of a partition's state: folders, snapshots and exports have them."""
+STORY_KEYS = (BEGIN_KEY, RESET_KEY, VOICE_KEY)
+"""Those of them that are about this one partition: no other state is given them."""
 LOOKUP_PREFIX = "lookup:"
 """Among the inputs of an offset record: this, and the topic of a lookup, name a ``LookupPosition``. No topic's name has
 a colon."""
@@ -198,10 +200,11 @@ class TimerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BeginRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Beginning of a partition's state, where that was decided on purpose. ``how``: ``start``, or ``adopt`` (at the
-    offsets of another program). ``at``: the first offset, by input; ``places``: the text that it was decided by. ``by``
-    and ``at_ms``: who wrote it, and when. ``group``: the one whose offsets were taken. ``state``: the changelogs whose
-    rows came along; ``exact``: it is proven that they and the offsets belong together, and not only the user's word.
+    """Beginning of a partition's state, where that was decided on purpose. ``how``: ``start``, ``adopt`` (at the
+    offsets of another program), or ``rebuild`` (muted, see ``VoiceRecord``). ``at``: the first offset, by input;
+    ``places``: the text that it was decided by. ``by`` and ``at_ms``: who wrote it, and when. ``group``: the one whose
+    offsets were taken. ``state``: the changelogs whose rows came along; ``exact``: it is proven that they and the
+    offsets belong together, and not only the user's word.
     """
 
     v: int = BEGIN_FORMAT

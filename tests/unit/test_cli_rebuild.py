@@ -11,6 +11,7 @@ from streams import EventSource
 from streams.cli import offsets, rebuild
 from streams.cli.skip import position_of
 from streams.cli.start_places import known_offset
+from streams.cli.state_writing import without_rows
 from streams.errors import OffsetError
 from streams.looks.group_live import LiveMember
 from streams.runtime.changelog import (
@@ -172,6 +173,10 @@ def test_no_command_and_no_older_release_takes_a_muted_position_for_another(flee
         position_of(config, checks, "flights", 0, None)
     with pytest.raises(OffsetError, match="the source is muted"):
         offsets._compared(config, ["more"], checks, [0], restored=True)
+    story = {one.key: one.value for one in fleet.records(0)} | {b"row": b"1"}
+    assert without_rows({key: value for key, value in story.items() if key and value and key != OFFSET_KEY}) == {
+        b"row": b"1"
+    }
     # What an older release compares at its take-over: the field as it is.
     now = TopicIds("id of flights", "id of the changelog")
     with pytest.raises(OffsetError, match="was deleted and created again"):
