@@ -51,7 +51,7 @@ left_out("ids_are_not_restored", SeenIds, "receive", nothing, "D8", ONCE)
 
 @instead(Replicas, "adopt", "D8", ONCE, seed=10)
 def donors_forget_the_ids_of_what_they_keep(original: Any, self: Replicas, *of: Any) -> None:
-    original(self, *of[:-1])
+    original(self, *of[:-2], None, of[-1])
 
 
 @missed("D1", ONCE, seed=4)
