@@ -24,6 +24,9 @@ from streams.runtime.changelog import (
 from streams.runtime.partition.event_context import EventContext
 from streams.testing import TestDriver
 
+BROKEN = 13
+"""An amount whose event fails as long as it is not in ``HEALED``."""
+HEALED: set[int] = set()
 OLD, NEW, TOPIC, OUT, OLDS = "bank", "bank.v2", "deposits", "totals", "bank.deposits.changelog"
 
 
@@ -56,6 +59,8 @@ def build(partitions: int = 1, inputs: tuple[str, ...] = (), **more: Any) -> Eve
 
     @source.register_event_type(Deposit)
     def deposit(ctx: EventContext[Table[str, int]], event: Deposit) -> None:
+        if event.amount == BROKEN and BROKEN not in HEALED:
+            raise RuntimeError("not yet")
         total = ctx.store.get(event.account, 0) + event.amount
         ctx.store.put(event.account, total)
         ctx.forward(OUT, TotalNow(event.account, total), key=event.account)

@@ -9,13 +9,24 @@ from typing import Any
 import msgspec
 import pytest
 
+from streams import GroupConfig, Table
 from streams.errors import ConfigError, OffsetError, TopicReplaced
 from streams.events import to_record
-from streams.outcomes import DEAD_LETTER
-from streams.records import Record
-from streams.runtime.changelog import MUTED, OFFSET_KEY, decode_offset
+from streams.outcomes import DEAD_LETTER, PARK
+from streams.records import Change, Record, TopicPartition
+from streams.runtime.changelog import (
+    KEPT_PREFIXES,
+    MUTED,
+    OFFSET_KEY,
+    VOICE_KEY,
+    OffsetRecord,
+    VoiceRecord,
+    decode_offset,
+)
+from streams.runtime.ownership.replica import Replica
 from streams.testing import TestDriver
-from tests.unit.muted_kit import OLDS, OUT, TOPIC, Beside, Deposit, build
+from tests.unit import muted_kit
+from tests.unit.muted_kit import BROKEN, OLDS, OUT, TOPIC, Beside, Deposit, build
 
 T0 = 1_699_999_000_000
 
@@ -48,6 +59,7 @@ def test_it_follows_and_sends_nothing() -> None:
     with beside() as (driver, old):
         send(driver, *[Deposit("a", 5)] * 4)
         assert state(driver) == {}, "nothing is known of OLD"
+        assert driver.statistics().partitions[0].lag_seconds[TOPIC] > 0, "what waits is behind, too"
         old.at(2)
         driver.advance(1)
         assert state(driver) == {"a": 10}
@@ -116,6 +128,11 @@ def test_one_that_is_muted_itself_or_another_topic_is_not_followed() -> None:
         old.voice()
         with pytest.raises(OffsetError, match="it is muted itself"):
             driver.advance(1)
+    with beside() as (driver, old):
+        position = OffsetRecord(1, "old", 0, 0, "the id of another topic", old.id_of(OLDS))
+        old.broker.append(OLDS, 0, OFFSET_KEY, msgspec.json.encode(position), None)
+        with pytest.raises(OffsetError, match="it reads another topic of that name"):
+            driver.advance(1)
     with beside() as (driver, _):
         driver._world.broker.recreate(OLDS)
         with pytest.raises(TopicReplaced, match=r"bank.deposits.changelog, .* created again"):
@@ -157,6 +174,63 @@ def test_a_member_without_the_setting_takes_no_partition_over_from_one_that_has_
         driver._world.start(1)
         with pytest.raises(ConfigError, match="is muted and follows bank; shadow_of is ''"):
             driver.advance(60)
+
+
+def test_the_voice_goes_where_the_state_goes() -> None:
+    """Out of a folder, and back to a member that has kept a warm copy."""
+    told = VoiceRecord(group="bank", changelog=OLDS, changelog_id="id", by="kit", at_ms=1)
+
+    def voice_in(value: bytes | None) -> VoiceRecord | None:
+        copy = Replica(0, 1, Table.factory(key=str, value=int)(TopicPartition(TOPIC, 0)), 0.0)
+        copy.restore([Change(VOICE_KEY, value)])
+        return copy.voice
+
+    assert (voice_in(msgspec.json.encode(told)), voice_in(None)) == (told, None)
+    assert VOICE_KEY in KEPT_PREFIXES
+    with TestDriver(build(2, group=GroupConfig(num_standbys=1)), start=False) as driver:
+        old = Beside(driver)
+        old.mute()
+        driver.start()
+        driver._world.start(1)
+        driver.advance(60)
+        moved = next(number for number in (0, 1) if driver.owner(number) == 1)
+        driver.crash(1)
+        driver.advance(60)
+        assert driver.owner(moved) == 0
+        driver.send(Deposit("b", 1), key="b", partition=moved, wait=False)
+        old.at(1, moved)
+        driver.advance(1)
+        assert dict(driver.store(moved).items()) == {"b": 1}
+
+
+def test_a_timer_of_a_parked_key_waits_in_its_queue_and_fires_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are tried again by the clock: a failure of its own is no cause of the other source."""
+    monkeypatch.setattr("tests.unit.muted_kit.HEALED", set())
+    with beside(error_policy=PARK) as (driver, old):
+        events = [Deposit("a", 1, 10), Deposit("a", BROKEN), Deposit("b", 1), Deposit("b", 1)]
+        for event, second in zip(events, (0, 1, 20, 21), strict=True):
+            key = "b" if event.account == "b" else "a"
+            driver.send_record(msgspec.structs.replace(record(event, T0 + 1000 * second), key=key.encode()), wait=False)
+        old.at(4)
+        driver.advance(2)
+        assert state(driver) == {"a": 1, "b": 2}
+        driver.crash()
+        driver._world.start(1)
+        driver.advance(30)
+        muted_kit.HEALED.add(BROKEN)
+        driver.advance(600)
+        assert state(driver) == {"a": 1 + BROKEN, "a reminded": 1, "b": 2}
+        assert driver.outputs(OUT) == []
+
+
+def test_between_two_events_it_goes_by_the_clock() -> None:
+    with beside() as (driver, old):
+        driver.send_record(record(Deposit("a", 1), T0), wait=False)
+        old.at(1)
+        driver.advance(1)
+        now = driver.interject(0, lambda ctx: ctx.now.timestamp())
+        assert now >= driver.time() - 1 > T0 / 1000 + 900
+        assert driver.interject(0, lambda ctx: ctx.is_muted)
 
 
 def test_dead_letters_are_dropped_too() -> None:

@@ -57,11 +57,6 @@ class FollowingInbox(Inbox):
         """See ``Inbox.oldest``."""
         return super().oldest(offset) or (self._waiting[0][0] if self._waiting else None)
 
-    def drop(self) -> None:
-        """See ``Inbox.drop``."""
-        self._waiting.clear()
-        super().drop()
-
 
 class QueuedRecords(DeliveredRecords):
     """Deliveries that are always queued: nothing is handled before the inbox lets it in."""
@@ -138,14 +133,8 @@ class MutedTimers(PartitionTimers):
         super().restore(timers)
         self._keep_aside(self)
 
-    def call_back(self, name: str) -> None:
-        """See ``PartitionTimers.call_back``; plain ones stay aside."""
-        if is_own(name):
-            super().call_back(name)
-
     def _apply(self, changes: Mapping[str, Timer | None]) -> None:
         self._queued.difference_update(changes)
-        self._theirs.difference_update(changes)
         super()._apply(changes)
         self._keep_aside(timer for timer in changes.values() if timer is not None)
 
