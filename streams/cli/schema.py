@@ -15,9 +15,9 @@ from rich.text import Text
 from streams.cli.cluster import Json, SourceName, named_source
 from streams.cli.console import emit, frameless
 from streams.errors import ConfigError
-from streams.events import needy_codecs
 from streams.formats.registry import SchemaRegistry
 from streams.formats.registry_http import NotInRegistry, Schema
+from streams.formats.schema_codecs import SchemaCodec
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -45,13 +45,14 @@ class _Entry(NamedTuple):
 
 
 def _entries(source: str) -> Iterator[_Entry]:
-    named_source(source)  # which declares its events
-    for codec in needy_codecs():
+    for codec in named_source(source)._declared.schema_needs():
+        if not isinstance(codec, SchemaCodec):  # a rule, which writes nothing
+            continue
         client = codec.registry.client
         for subject in codec.subjects:
             newest, problem = "", ""
             try:
-                known = codec.registry.client.versions(subject)
+                known = client.versions(subject)
                 newest = [*known.values()][-1].text if known else ""
                 number = client.lookup(subject, codec.schema)
             except NotInRegistry:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -42,11 +42,22 @@ MOST_REFUSED: Final = 10_000
 Wire = Literal["confluent", "apicurio8"]
 _SIZES: Final[dict[str, int]] = {"confluent": 5, "apicurio8": 9}
 _GUID_SIZE: Final = 17
+_TOKEN: Final = uuid4().hex
+_SAME_CLASS: Final = "the workers need the version of its class that the driver has"
+
+
+class Knowledge(msgspec.Struct, frozen=True):
+    """What one process has fetched, for another one, which asks nothing. No credentials. ``process``: its name."""
+
+    url: str
+    wire: Wire
+    process: str
+    known: dict[str, Schema]
+    written: list[tuple[str, Schema, int]]
 
 
 class _Process:
-    """Knowledge of a process about one registry, whichever objects use it: the workers of Spark import the classes
-    with theirs, and get what the driver has fetched."""
+    """What a process knows of one registry, whichever objects use it. ``is_closed``: it was sent, and that is all."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, Schema] = {}
@@ -96,9 +107,24 @@ class SchemaRegistry:
         return f"SchemaRegistry({self.url!r})"
 
     def __reduce__(self) -> Any:
-        """Pickle the address and what is known, no credentials: another process asks nothing."""
-        known = self._process
-        return _shipped, (self.url, self._wire, os.getpid(), dict(known.known), dict(known.written))
+        return _made_of, (self.sent(),)
+
+    def sent(self) -> bytes:
+        """Return the ``Knowledge`` of this process, for ``receive`` in another one."""
+        process = self._process
+        known = {key.hex(): schema for key, schema in [*process.known.items()]}
+        written = [(*each, number) for each, number in [*process.written.items()]]
+        return msgspec.json.encode(Knowledge(self.url, self._wire, _process_name(), known, written))
+
+    def receive(self, sent: bytes) -> None:
+        """Know what another process has sent, and ask nothing from now on, whatever the address here."""
+        there = msgspec.json.decode(sent, type=Knowledge)
+        if self._found is None:
+            self._found = self._own or _processes.setdefault(there.url, _Process())
+        process = self._found
+        process.known |= {bytes.fromhex(key): schema for key, schema in there.known.items()}
+        process.written |= {(subject, schema): number for subject, schema, number in there.written}
+        process.is_closed |= there.process != _process_name()
 
     @property
     def url(self) -> str:
@@ -161,6 +187,14 @@ class SchemaRegistry:
         found = self._process.known.get(key)
         return found if found is not None else self._find_unknown(key)
 
+    def unknown(self, value: bytes | None) -> bytes | None:
+        """Return the id of a value whose schema is to be fetched first."""
+        try:
+            key = self.key_of(value or b"")
+        except DecodeError:
+            return None
+        return key if self.is_missing(key) else None
+
     def is_missing(self, key: bytes) -> bool:
         """Check for an id that is to be fetched first."""
         process = self._process
@@ -173,7 +207,8 @@ class SchemaRegistry:
         process = self._process
         if process.is_closed:
             raise DecodeError(
-                f"the schema {shown(key)} was not sent with the job: the driver fetches those of the named subjects"
+                f"the schema {shown(key)} was not sent with the job: the driver fetches those of the named subjects, "
+                "when a query begins"
             )
         if self.is_missing(key):
             if asyncio._get_running_loop() is not None and not self.is_local:
@@ -221,6 +256,8 @@ class SchemaRegistry:
         for subject in subjects:
             number = process.written.get((subject, schema))
             if number is None:
+                if process.is_closed:
+                    raise ConfigError(f"the id of {whose} under {subject!r} was not sent with the job: {_SAME_CLASS}")
                 try:
                     number = self.client.lookup(subject, schema)
                 except NotInRegistry as error:
@@ -295,9 +332,7 @@ def shown(key: bytes) -> str:
     return str(UUID(bytes=key[1:])) if key[:1] == b"\1" else str(int.from_bytes(key[1:], "big"))
 
 
-def until_there(
-    call: Callable[[], None], registry: SchemaRegistry, sleep: Callable[[float], None] = time.sleep
-) -> None:
+def until_there(call: Callable[[], None], registry: SchemaRegistry) -> None:
     """Make a call that needs the registry until it answers. Blocks. Raises ``RegistryUnavailable`` after
     ``unavailable_seconds``."""
     began, warned = time.monotonic(), False
@@ -310,7 +345,7 @@ def until_there(
             if not warned:
                 warned = True
                 _log.warning("waiting for the schema registry: %s", error)
-        sleep(1.0)
+        time.sleep(1.0)
 
 
 def _digest(text: str) -> str:
@@ -325,17 +360,19 @@ def _meaning(schema: Schema) -> Any:
         return schema.kind, "".join(schema.text.split())
 
 
-def _shipped(url: str, wire: Wire, pid: int, known: dict[bytes, Schema], written: dict[Any, int]) -> SchemaRegistry:
-    own = None if "://" in url else _Offline()
-    registry = SchemaRegistry("" if own else url, wire=wire, client=own)
-    process = registry._process
-    process.known |= known
-    process.written |= written
-    process.is_closed = process.is_closed or os.getpid() != pid
+def _made_of(sent: bytes) -> SchemaRegistry:
+    there = msgspec.json.decode(sent, type=Knowledge)
+    own = None if "://" in there.url else _Nothing()
+    registry = SchemaRegistry("" if own else there.url, wire=there.wire, client=own)
+    registry.receive(sent)
     return registry
 
 
-class _Offline:
+def _process_name() -> str:
+    return f"{_TOKEN}-{os.getpid()}"  # a fork has the same token, and another machine may have the same number
+
+
+class _Nothing:
     """The client of what was sent from another process without an address."""
 
     is_local = True

@@ -28,15 +28,23 @@ class Registered(msgspec.Struct, frozen=True):
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
-    from streams.events import event_type_of
-
     module: Any = types.ModuleType("cli_schema_program")
     module.source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(schema, "named_source", lambda name: module.source)
-    monkeypatch.setattr(schema, "needy_codecs", lambda: [event_type_of(Registered).codec])
+    module.source.output("a")
     REGISTRY.client = fake = FakeRegistry()
     return fake
+
+
+OTHERS = SchemaRegistry(client=FakeRegistry())
+
+
+@event_type("cli.OfAnother", codec=AvroCodec(OTHERS, subject="c-value"))
+class OfAnother(msgspec.Struct, frozen=True):
+    """Of another source in the process, which uses another registry."""
+
+    number: int
 
 
 def kes(command: str, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str]:
