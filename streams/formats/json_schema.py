@@ -19,6 +19,7 @@ class JsonSchemaCodec(SchemaCodec):
     compared with it."""
 
     kind = "JSON"
+    is_read_by_schema = False
     _inner: Any
     _schema: str
 
@@ -33,9 +34,6 @@ class JsonSchemaCodec(SchemaCodec):
             more = {} if version == 1 else {VERSION_PROPERTY: version}
             text = msgspec.json.encode(found | {"title": name} | more | ({"$defs": parts} if parts else {})).decode()
         self._schema = text
-
-    def unknown(self, value: bytes | None) -> bytes | None:
-        return None
 
     def _text(self) -> str:
         return self._schema

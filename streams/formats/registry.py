@@ -39,8 +39,12 @@ AUTH_VARIABLE: Final = "KES_REGISTRY_AUTH"
 REFUSED_SECONDS: Final = 300.0
 """An id that the registry does not have counts as unknown for so long."""
 MOST_REFUSED: Final = 10_000
+REPLICA_SECONDS: Final = 10.0
+"""Seconds in which requests for an id that the registry does not have are repeated: a replica of it may be behind."""
+MOST_AT_ONCE: Final = 3
+"""Threads of one registry for values that are read without a wait."""
 Wire = Literal["confluent", "apicurio8"]
-_SIZES: Final[dict[str, int]] = {"confluent": 5, "apicurio8": 9}
+_SIZES: Final[dict[Wire, int]] = {"confluent": 5, "apicurio8": 9}
 _GUID_SIZE: Final = 17
 _TOKEN: Final = uuid4().hex
 _SAME_CLASS: Final = "the workers need the version of its class that the driver has"
@@ -64,6 +68,7 @@ class _Process:
         self.written: dict[tuple[str, Schema], int] = {}
         self.refused: dict[bytes, tuple[str, float]] = {}
         self.is_closed = False
+        self.fetching: set[bytes] = set()
         self.lock = threading.Lock()
 
 
@@ -109,14 +114,14 @@ class SchemaRegistry:
     def __reduce__(self) -> Any:
         return _made_of, (self.sent(),)
 
-    def sent(self) -> bytes:
+    def sent(self) -> str:
         """Return the ``Knowledge`` of this process, for ``receive`` in another one."""
         process = self._process
         known = {key.hex(): schema for key, schema in [*process.known.items()]}
         written = [(*each, number) for each, number in [*process.written.items()]]
-        return msgspec.json.encode(Knowledge(self.url, self._wire, _process_name(), known, written))
+        return msgspec.json.encode(Knowledge(self.url, self._wire, _process_name(), known, written)).decode()
 
-    def receive(self, sent: bytes) -> None:
+    def receive(self, sent: str) -> None:
         """Know what another process has sent, and ask nothing from now on, whatever the address here."""
         there = msgspec.json.decode(sent, type=Knowledge)
         if self._found is None:
@@ -158,8 +163,8 @@ class SchemaRegistry:
 
     @property
     def is_local(self) -> bool:
-        """Check for a client whose calls do not block."""
-        return getattr(self.client, "is_local", False)
+        """Check for a client whose calls do not block, or that is not asked."""
+        return self._process.is_closed or getattr(self.client, "is_local", False)
 
     @property
     def _process(self) -> _Process:
@@ -198,7 +203,7 @@ class SchemaRegistry:
     def is_missing(self, key: bytes) -> bool:
         """Check for an id that is to be fetched first."""
         process = self._process
-        if key in process.known:
+        if key in process.known or process.is_closed:
             return False
         refused = process.refused.get(key)
         return refused is None or refused[1] < time.monotonic()
@@ -212,12 +217,39 @@ class SchemaRegistry:
             )
         if self.is_missing(key):
             if asyncio._get_running_loop() is not None and not self.is_local:
-                raise RegistryUnavailable(f"the schema {shown(key)} of {self.url} is not here yet")
+                self._fetch_soon(key)
+                raise RegistryUnavailable(
+                    f"the schema {shown(key)} of {self.url} is not here yet; it is being fetched: read the value again"
+                )
             if (missing := self.fetch(key)) is not None:
                 self.refuse(key, missing)
         if key not in process.known:
             raise DecodeError(process.refused.get(key, (f"the schema {shown(key)} is unknown", 0.0))[0])
         return process.known[key]
+
+    def _fetch_soon(self, key: bytes) -> None:
+        """Fetch the schema of a value that is read without a wait: of a view or a lookup, on an event loop."""
+        process = self._process
+        with process.lock:
+            if key in process.fetching or len(process.fetching) >= MOST_AT_ONCE:
+                return
+            process.fetching.add(key)
+        threading.Thread(target=self._fetch_late, args=(key,), name="kes-registry", daemon=True).start()
+
+    def _fetch_late(self, key: bytes) -> None:
+        try:
+            missing, until = self.fetch(key), time.monotonic() + REPLICA_SECONDS
+            while missing is not None and time.monotonic() < until:
+                time.sleep(1.0)
+                missing = self.fetch(key)
+            if missing is not None:
+                self.refuse(key, missing)
+        except RegistryUnavailable as error:  # the next read begins anew
+            _log.warning("the schema %s is not fetched: %s", shown(key), error)
+        except ConfigError as error:
+            self.refuse(key, str(error))
+        finally:
+            self._process.fetching.discard(key)
 
     def fetch(self, key: bytes) -> str | None:
         """Ask for the schema of an id, and keep it, or that it is refused. Blocks. Returns why the registry does not
@@ -240,7 +272,7 @@ class SchemaRegistry:
     def fetch_subjects(self, subjects: Iterable[str]) -> None:
         """Fetch all versions of these subjects. Blocks. One that the registry does not have has none. Raises
         ``RegistryUnavailable``, ``ConfigError``."""
-        for subject in subjects:
+        for subject in () if self._process.is_closed else subjects:
             try:
                 for number, schema in self.client.versions(subject).items():
                     self._keep(self.key(number), schema)
@@ -271,6 +303,11 @@ class SchemaRegistry:
         if len(set(ids.values())) != 1:
             raise ConfigError(f"{whose} is written with one id, and its subjects in {self.url} have several: {ids}")
         return next(iter(ids.values()))
+
+    @property
+    def has_schemas(self) -> bool:
+        """Check for any schema that is known."""
+        return bool(self._process.known)
 
     def known_at(self, key: bytes, schema: Schema) -> None:
         """Note the schema of an id that was looked up."""
@@ -360,7 +397,7 @@ def _meaning(schema: Schema) -> Any:
         return schema.kind, "".join(schema.text.split())
 
 
-def _made_of(sent: bytes) -> SchemaRegistry:
+def _made_of(sent: str) -> SchemaRegistry:
     there = msgspec.json.decode(sent, type=Knowledge)
     own = None if "://" in there.url else _Nothing()
     registry = SchemaRegistry("" if own else there.url, wire=there.wire, client=own)

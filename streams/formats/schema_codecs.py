@@ -31,6 +31,8 @@ class SchemaCodec:
     """
 
     kind: ClassVar[str]
+    is_read_by_schema: ClassVar = True
+    """Whether a value cannot be read without the schema that it was written with."""
     title: str = ""
     prefix = b""
     """What values begin with; empty until it is looked up."""
@@ -127,7 +129,7 @@ class SchemaCodec:
 
     def unknown(self, value: bytes | None) -> bytes | None:
         """Return the id of a value whose schema is to be fetched before it is decoded."""
-        return self.registry.unknown(value)
+        return self.registry.unknown(value) if self.is_read_by_schema else None
 
     def _is_bare(self, data: bytes) -> bool:
         return self._bare is not None and data[:1] not in (b"\0", b"\1")

@@ -136,7 +136,7 @@ def test_a_partition_that_waits_moves_and_nothing_is_lost(registry: FakeRegistry
 
 
 @pytest.fixture
-def parked(registry: FakeRegistry) -> Iterator[tuple[TestDriver, list[int]]]:
+def parked(registry: FakeRegistry) -> Iterator[tuple[TestDriver[Any], list[int]]]:
     """A source whose event of schema 2 is parked, in a process that does not know the schema any more; what it has
     handled since."""
     parking = ParkingConfig(first_retry_seconds=1)
@@ -161,7 +161,7 @@ def parked(registry: FakeRegistry) -> Iterator[tuple[TestDriver, list[int]]]:
 
 
 def test_a_parked_event_waits_for_its_schema_and_its_partition_goes_on(
-    parked: tuple[TestDriver, list[int]], registry: FakeRegistry
+    parked: tuple[TestDriver[Any], list[int]], registry: FakeRegistry
 ) -> None:
     driver, handled = parked
     driver.advance(8)
@@ -177,7 +177,7 @@ def test_a_parked_event_waits_for_its_schema_and_its_partition_goes_on(
 
 
 def test_a_parked_event_waits_for_a_registry_that_is_away_as_long_as_a_record_does(
-    parked: tuple[TestDriver, list[int]], registry: FakeRegistry
+    parked: tuple[TestDriver[Any], list[int]], registry: FakeRegistry
 ) -> None:
     driver, _ = parked
     registry.error = RegistryUnavailable("nothing answers at http://r")
@@ -268,7 +268,8 @@ async def test_a_producer_looks_up_what_it_sends_when_it_sends_it() -> None:
     SENT.error = None
     with pytest.raises(ConfigError, match=r"wait\.Sent is not registered under 'sent-value'"):
         await producer.send_soon("sent", Sent(1))
-    SENT.register("sent-value", event_type_of(Sent).codec.schema)
+    codec: Any = event_type_of(Sent).codec
+    SENT.register("sent-value", codec.schema)
     with pytest.raises(EncodeError, match=r"in a transaction on an event loop, call prepare\(\)"):
         TransactionRecords("t", 10, None).send("sent", Sent(1))
     await producer.send_soon("sent", Sent(1))
