@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class NotLookedUp(EncodeError):
-    """An event cannot be written on an event loop before the registry was asked for the id of its schema."""
+    """An event cannot be written on an event loop before the id of its schema is looked up."""
 
     def __init__(self, codec: Any) -> None:
         super().__init__(

@@ -47,11 +47,10 @@ Wire = Literal["confluent", "apicurio8"]
 _SIZES: Final[dict[Wire, int]] = {"confluent": 5, "apicurio8": 9}
 _GUID_SIZE: Final = 17
 _TOKEN: Final = uuid4().hex
-_SAME_CLASS: Final = "the workers need the version of its class that the driver has"
 
 
 class Knowledge(msgspec.Struct, frozen=True):
-    """What one process has fetched, for another one, which asks nothing. No credentials. ``process``: its name."""
+    """Schemas and ids that a process has fetched, for another one, which asks nothing. ``process``: its name."""
 
     url: str
     wire: Wire
@@ -61,7 +60,8 @@ class Knowledge(msgspec.Struct, frozen=True):
 
 
 class _Process:
-    """What a process knows of one registry, whichever objects use it. ``is_closed``: it was sent, and that is all."""
+    """Knowledge of a process about one registry, whichever objects use it. ``is_closed``: it was sent, and that is
+    all."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, Schema] = {}
@@ -70,6 +70,11 @@ class _Process:
         self.is_closed = False
         self.fetching: set[bytes] = set()
         self.lock = threading.Lock()
+
+    def take(self, there: Knowledge) -> None:
+        """Add what is known there."""
+        self.known |= {bytes.fromhex(key): schema for key, schema in there.known.items()}
+        self.written |= {(subject, schema): number for subject, schema, number in there.written}
 
 
 _processes: Final[dict[str, _Process]] = {}
@@ -102,7 +107,8 @@ class SchemaRegistry:
         if not 0 <= unavailable_seconds < 1e9:
             raise ConfigError(f"unavailable_seconds of SchemaRegistry is {unavailable_seconds!r}; it must be 0 or more")
         self._url, self._auth, self._ca, self._client = url, auth, ca, client
-        self._id_size, self._wire, self._folder = _SIZES[wire], wire, folder
+        self._wire: Wire = wire
+        self._id_size, self._folder = _SIZES[wire], folder
         self.unavailable_seconds = unavailable_seconds
         self._address = None if not url else RegistryAddress.of(url, auth)
         self._found: _Process | None = None
@@ -126,10 +132,8 @@ class SchemaRegistry:
         there = msgspec.json.decode(sent, type=Knowledge)
         if self._found is None:
             self._found = self._own or _processes.setdefault(there.url, _Process())
-        process = self._found
-        process.known |= {bytes.fromhex(key): schema for key, schema in there.known.items()}
-        process.written |= {(subject, schema): number for subject, schema, number in there.written}
-        process.is_closed |= there.process != _process_name()
+        self._found.take(there)
+        self._found.is_closed |= there.process != _process_name()
 
     @property
     def url(self) -> str:
@@ -163,14 +167,14 @@ class SchemaRegistry:
 
     @property
     def is_local(self) -> bool:
-        """Check for a client whose calls do not block, or that is not asked."""
+        """Check for a client whose calls do not block, or whose schemas were sent."""
         return self._process.is_closed or getattr(self.client, "is_local", False)
 
     @property
     def _process(self) -> _Process:
         if self._found is None:
             self._found = self._own or _processes.setdefault(self.url, _Process())
-            self._load()
+            self._load(self._found)
         return self._found
 
     # -- ids -----------------------------------------------------------------------------------------------------------
@@ -289,7 +293,10 @@ class SchemaRegistry:
             number = process.written.get((subject, schema))
             if number is None:
                 if process.is_closed:
-                    raise ConfigError(f"the id of {whose} under {subject!r} was not sent with the job: {_SAME_CLASS}")
+                    raise ConfigError(
+                        f"the id of {whose} under {subject!r} was not sent with the job: the workers need the version "
+                        "of its class that the driver has"
+                    )
                 try:
                     number = self.client.lookup(subject, schema)
                 except NotInRegistry as error:
@@ -298,7 +305,7 @@ class SchemaRegistry:
                         "program registers none: `kes schema register MODULE:SOURCE`"
                     ) from None
                 process.written[subject, schema] = number
-                self._write(f"written-{_digest(subject)}-{_digest(schema.text)}", [subject, schema, number])
+                self._write({}, [(subject, schema, number)])
             ids[subject] = number
         if len(set(ids.values())) != 1:
             raise ConfigError(f"{whose} is written with one id, and its subjects in {self.url} have several: {ids}")
@@ -321,46 +328,40 @@ class SchemaRegistry:
         with process.lock:
             before = process.known.get(key)
             if before is not None and _meaning(before) != _meaning(schema):
+                now, then = (_digest(each.text.encode()) for each in (schema, before))
                 raise ConfigError(
-                    f"{self.url} has another schema {shown(key)} than before (SHA-256 {_digest(schema.text)}, and "
-                    f"{_digest(before.text)}): ids never change, so it is another registry, or one that was emptied"
+                    f"{self.url} has another schema {shown(key)} than before (SHA-256 {now}, and {then}): ids never "
+                    "change, so it is another registry, or one that was emptied"
                 )
             if before is None:
                 process.known[key] = schema
-                self._write(f"id-{key.hex()}", [key.hex(), schema, _digest(schema.text)])
+                self._write({key.hex(): schema}, [])
 
     @property
     def _files(self) -> Path | None:
-        return None if self._folder is None else Path(self._folder) / f"registry-{_digest(self.url)}"
+        return None if self._folder is None else Path(self._folder) / f"registry-{_digest(self.url.encode())}"
 
-    def _write(self, name: str, content: Any) -> None:
+    def _write(self, known: dict[str, Schema], written: list[tuple[str, Schema, int]]) -> None:
         if self._files is None:
             return
+        content = msgspec.json.encode(Knowledge(self.url, self._wire, "", known, written))
         try:
             self._files.mkdir(parents=True, exist_ok=True)
-            new = self._files / f".{name}-{os.getpid()}"
-            new.write_bytes(msgspec.json.encode(content))
-            new.replace(self._files / f"{name}.json")  # whole or not at all, for a process that starts meanwhile
+            new = self._files / f".{_digest(content)}-{os.getpid()}"
+            new.write_bytes(content)
+            new.replace(self._files / f"{_digest(content)}.json")  # whole or not at all, for a process that starts now
         except OSError as error:  # full, read-only: what is known in memory serves
             _log.warning("schemas are not kept for the next start: %s", error)
 
-    def _load(self) -> None:
+    def _load(self, process: _Process) -> None:
         """Read what earlier runs have kept. A file that is damaged counts as missing."""
-        process = self._found
-        assert process is not None
         for path in sorted(self._files.glob("*.json")) if self._files is not None else ():
             try:
-                first, *rest = msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
-                text = msgspec.json.decode(first, type=str)
-                if path.name.startswith("id-"):
-                    schema = msgspec.json.decode(rest[0], type=Schema)
-                    if _digest(schema.text) != msgspec.json.decode(rest[1], type=str):
-                        raise ValueError("its content has another SHA-256")
-                    process.known.setdefault(bytes.fromhex(text), schema)
-                else:
-                    schema = msgspec.json.decode(rest[0], type=Schema)
-                    process.written.setdefault((text, schema), msgspec.json.decode(rest[1], type=int))
-            except (OSError, ValueError, IndexError, msgspec.DecodeError) as error:
+                content = path.read_bytes()
+                if _digest(content) != path.stem:
+                    raise ValueError("its content has another SHA-256")
+                process.take(msgspec.json.decode(content, type=Knowledge))
+            except (OSError, ValueError, msgspec.DecodeError) as error:
                 _log.warning("%s is damaged, and fetched again: %s", path, error)
 
 
@@ -385,8 +386,8 @@ def until_there(call: Callable[[], None], registry: SchemaRegistry) -> None:
         time.sleep(1.0)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _meaning(schema: Schema) -> Any:
@@ -399,22 +400,12 @@ def _meaning(schema: Schema) -> Any:
 
 def _made_of(sent: str) -> SchemaRegistry:
     there = msgspec.json.decode(sent, type=Knowledge)
-    own = None if "://" in there.url else _Nothing()
+    own: Any = None if "://" in there.url else object()  # in the place of a client, which is never called
     registry = SchemaRegistry("" if own else there.url, wire=there.wire, client=own)
     registry.receive(sent)
+    registry._process.is_closed |= own is not None
     return registry
 
 
 def _process_name() -> str:
     return f"{_TOKEN}-{os.getpid()}"  # a fork has the same token, and another machine may have the same number
-
-
-class _Nothing:
-    """The client of what was sent from another process without an address."""
-
-    is_local = True
-
-    def _nothing(self, *_: object) -> Any:
-        raise NotInRegistry("it was sent from another process")
-
-    schema = lookup = register = versions = incompatible = _nothing

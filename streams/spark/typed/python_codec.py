@@ -75,7 +75,7 @@ class EventReference(msgspec.Struct, frozen=True):
     event_name: str
     version: int
     schemas: str
-    """What the driver knows of the codec's registry (``schemas``)."""
+    """What the driver has fetched from the registry of its codec (``schemas``)."""
 
     @staticmethod
     def of(event: EventType[Any], needed_for: str, *, writes: bool = False) -> EventReference:
