@@ -79,25 +79,27 @@ class CronSchedule(msgspec.Struct, frozen=True):
         if len(fields) != 5:
             seconds = "; a field of seconds is not taken" if len(fields) == 6 else ""
             raise ConfigError(
-                f"cron is {text!r}; it must be a text of five fields: minute, hour, day of the month, month, day of "
-                f"the week{seconds}"
+                f"cron is {text!r:.80}; it must be a text of five fields: minute, hour, day of the month, month, day "
+                f"of the week{seconds}"
             )
         if self.missed not in (MissedRuns.SKIP, MissedRuns.CATCH_UP):
             raise ConfigError(f"missed is {self.missed!r}; with cron it must be MissedRuns.SKIP or CATCH_UP")
         self._check_zone()
         if self.after(_ANY_MS) >= NEVER_MS:
-            raise ConfigError(f"cron is {text!r}; such a time never comes")
+            raise ConfigError(f"cron is {text!r:.80}; such a time never comes")
 
     def _check_zone(self) -> None:
         zone: object = self.zone  # of any type
         if not isinstance(zone, str) or not zone:
-            raise ConfigError(f"zone is {zone!r}; cron needs the name of a time zone, as 'Europe/Amsterdam' or 'UTC'")
+            raise ConfigError(
+                f"zone is {zone!r:.80}; cron needs the name of a time zone, as 'Europe/Amsterdam' or 'UTC'"
+            )
         try:
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise ConfigError(
-                f"zone is {zone!r}, which this machine has no time zone file of. If the name is right: {_EXTRA} (it "
-                "brings tzdata), or install the time zones of the system"
+                f"zone is {zone!r:.80}, which this machine has no time zone file of. If the name is right: {_EXTRA} "
+                "(it brings tzdata), or install the time zones of the system"
             ) from None
 
     @property
@@ -119,7 +121,7 @@ class CronSchedule(msgspec.Struct, frozen=True):
                 if due_ms > now_ms:  # the parser goes by the clock, which shows an hour twice when summer ends
                     return due_ms
         except CronSimError as error:
-            raise ConfigError(f"cron is {self.cron!r}, which cannot be read: {error}") from None
+            raise ConfigError(f"cron is {self.cron!r:.80}, which cannot be read: {error}") from None
         except OverflowError:  # behind the year 9999
             pass
         return NEVER_MS

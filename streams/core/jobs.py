@@ -80,11 +80,16 @@ class JobRecord(Timer, frozen=True, kw_only=True):
 
     state: JobState
 
+    @property
+    def kept(self) -> bytes:
+        """Return the job's state. It is encoded for each record anew: 100,000 jobs may wait, each with its item."""
+        return _encode_state(self.state)
+
     @classmethod
     def of(cls, name: str, due_ms: int, state: JobState, key: bytes | None, trace: Carrier = ()) -> JobRecord:
         """Make the record."""
         due_ms = max(0, min(due_ms, NEVER_MS))
-        return cls(name, due_ms, JOB_TYPE, _encode_state(state), 1, key, trace, state=state)
+        return cls(name, due_ms, JOB_TYPE, b"", 1, key, trace, state=state)
 
     def changed(self, due_ms: int, **fields: int | str | bool) -> JobRecord:
         """Return the record of the same job with other fields."""
@@ -324,7 +329,7 @@ class _Counter(msgspec.Struct, frozen=True):
 
 def _read(record: Timer, decode: Callable[[bytes], T]) -> T:
     try:
-        return decode(record.value)
+        return decode(record.kept)
     except msgspec.DecodeError as error:
         raise BrokenJob(f"the record {record.name!r} of a job cannot be read ({error})") from error
 

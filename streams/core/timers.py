@@ -53,6 +53,11 @@ class Timer(msgspec.Struct, frozen=True):
         return f"timer {self.name!r}"
 
     @property
+    def kept(self) -> bytes:
+        """Return the value that its record in the changelog has."""
+        return self.value
+
+    @property
     def following(self) -> Timer | None:
         """Return the timer that is set in its place when its event is complete; ``None``: it is removed."""
         return None

@@ -305,7 +305,7 @@ def encode_timer(timer: Timer) -> bytes:
             parking.NEVER_MS if cron.is_cron(timer.name) else timer.due_ms,
             timer.type,
             timer.version,
-            timer.value,
+            timer.kept,
             timer.key,
             timer.trace,
             timer.by,

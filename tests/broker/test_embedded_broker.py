@@ -77,6 +77,7 @@ def test_a_broker_that_ended_by_itself_is_noticed_and_can_be_restarted(own_broke
     assert metadata(port_of(broker)) is not None
 
 
+@pytest.mark.nightly
 def test_frozen_it_is_silent_and_thawed_it_answers(own_broker: OwnBroker) -> None:
     broker = own_broker()
     broker.freeze()
@@ -151,6 +152,7 @@ def test_a_free_port_that_somebody_else_takes_first_is_replaced(monkeypatch: pyt
             assert port_of(broker) != server.getsockname()[1]
 
 
+@pytest.mark.nightly
 def test_a_data_folder_belongs_to_one_broker(
     own_broker: OwnBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Commands and their answers as a model: a command that has an id takes effect once, and what a caller is told is true
+"""Commands and their answers as a model: a command that has an id takes effect once, and an answer to a caller is true
 and stays so. Each rule is a switch.
 
 Two callers ask for one command under one id: each sends a record, asks the owner for the reply, and asks again until it
@@ -67,15 +67,15 @@ class Member(NamedTuple):
 
 
 class World(NamedTuple):
-    """``log``: the partition in the changelog; ``sent``: records in the topic. ``told``: what each caller was told:
-    the reply, -1 for a failure, 0 for nothing; ``at``: the record that each one has sent, or -1."""
+    """``log``: the partition in the changelog; ``sent``: records in the topic. ``answers``: that of each caller: the
+    reply, -1 for a failure, 0 for none; ``at``: the record that each caller has sent, or -1."""
 
     members: tuple[Member | None, ...] = (None, None)
     log: Partition = Partition()
     sent: int = 0
     take: int = 0
     frozen: int = -1
-    told: tuple[int, ...] = (0, 0)
+    answers: tuple[int, ...] = (0, 0)
     at: tuple[int, ...] = (-1, -1)
     problem: str = ""
 
@@ -93,7 +93,7 @@ class CommandsModel:
         return world.log.position == world.sent > 0 and not self.stalled(world)
 
     def stalled(self, world: World) -> str:
-        waits = any(at >= 0 and not told for at, told in zip(world.at, world.told, strict=True))
+        waits = any(at >= 0 and not answer for at, answer in zip(world.at, world.answers, strict=True))
         return "a caller waits for good" if waits else ""
 
     def successors(self, world: World) -> tuple[Steps[World], Steps[World]]:
@@ -101,11 +101,11 @@ class CommandsModel:
             raise Broken(problem)
         steps, luck = list[tuple[str, World]](), list[tuple[str, World]]()
         for caller, at in enumerate(world.at):
-            if not world.told[caller] and world.sent < self._config.sends:  # for the first time, or once more
+            if not world.answers[caller] and world.sent < self._config.sends:  # for the first time, or once more
                 sent = world._replace(at=put(world.at, caller, world.sent), sent=world.sent + 1)
                 (luck if at >= 0 else steps).append((f"caller {caller} sends record {world.sent}", sent))
-            if not world.told[caller] and at >= 0 and CommandsRule.C7_NOT_KNOWN in self._out:
-                luck.append((f"caller {caller} gets no answer: failed", self._tells(world, caller, -1)))
+            if not world.answers[caller] and at >= 0 and CommandsRule.C7_NOT_KNOWN in self._out:
+                luck.append((f"caller {caller} takes no answer for a failure", self._answered(world, caller, -1)))
         for index, member in enumerate(world.members):
             if member is None:
                 steps += self._takes_over(world, index)
@@ -174,24 +174,28 @@ class CommandsModel:
         # proof of a query adds: for the positions beside the reply, which are not in this model.)
         shown = member.memory if CommandsRule.C7_BEHIND_THE_COMMIT in self._out else member.base
         for caller, at in enumerate(world.at):
-            if at < 0 or world.told[caller]:
+            if at < 0 or world.answers[caller]:
                 continue
             if shown.kept:
-                yield f"tells caller {caller} the reply {shown.kept}", self._tells(world, caller, shown.kept)
+                yield f"answers caller {caller} by the reply {shown.kept}", self._answered(world, caller, shown.kept)
             elif shown.position > at or CommandsRule.C6_FAILED_BEHIND in self._out:
-                yield f"tells caller {caller} that record {at} has failed", self._tells(world, caller, -1)
+                yield f"answers caller {caller} that record {at} has failed", self._answered(world, caller, -1)
 
-    def _tells(self, world: World, caller: int, what: int) -> World:
-        told = world._replace(told=put(world.told, caller, what))
-        if what < 0 and world.at[caller] not in world.log.failed:
-            return told._replace(problem=f"caller {caller} is told of a failure, and its record has not failed")
-        if what > 0 and world.log.effects < what:
-            return told._replace(problem=f"caller {caller} is told of the effect {what}, which is not committed")
-        return told
+    def _answered(self, world: World, caller: int, answer: int) -> World:
+        after = world._replace(answers=put(world.answers, caller, answer))
+        if answer < 0 and world.at[caller] not in world.log.failed:
+            return after._replace(
+                problem=f"caller {caller} gets a failure as its answer, and its record has not failed"
+            )
+        if answer > 0 and world.log.effects < answer:
+            return after._replace(
+                problem=f"caller {caller} gets the effect {answer} as its answer, which is not committed"
+            )
+        return after
 
     def _problem(self, world: World) -> str:
         if world.log.effects > 1:
             return "one id has had two effects"
-        if len({reply for reply in world.told if reply > 0}) > 1:
-            return "two callers were told of two replies"
+        if len({reply for reply in world.answers if reply > 0}) > 1:
+            return "two callers have two replies"
         return ""

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tests.model.search import Broken, Steps
-from tests.model.two_owners import bad_luck, may_take_over, newest_first, placed, vacated
+from tests.model.two_owners import bad_luck, may_take_over, newest_first, placed, stalled, vacated
 
 ATTEMPTS = 1
 """Failed attempts behind which a job has failed for good."""
@@ -120,8 +120,7 @@ class JobsModel:
         return world.log.position == 1 + self._config.again and not world.log.jobs
 
     def stalled(self, world: World) -> str:
-        is_over = self._config.kills and not any(world.members)  # the job has ended the last owner, too
-        return "" if is_over or self.done(world) else "it waits for good"
+        return stalled(world, is_done=self.done(world), kills=self._config.kills)
 
     def successors(self, world: World) -> tuple[Steps[World], Steps[World]]:
         if problem := world.problem or self._problem(world):

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tests.model.search import Broken, Steps
-from tests.model.two_owners import bad_luck, may_take_over, newest_first, placed, vacated
+from tests.model.two_owners import bad_luck, may_take_over, newest_first, placed, stalled, vacated
 
 KEYS = "aab"
 TIMER = 9
@@ -127,8 +127,7 @@ class ParkingModel:
         return world.log.position == len(KEYS) and not world.log.queue
 
     def stalled(self, world: World) -> str:
-        is_over = self._config.kills and not any(world.members)  # the event has ended the last owner, too
-        return "" if is_over or self.done(world) else "it waits for good"
+        return stalled(world, is_done=self.done(world), kills=self._config.kills)
 
     def successors(self, world: World) -> tuple[Steps[World], Steps[World]]:
         if problem := world.problem or _problem(world):

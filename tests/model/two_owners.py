@@ -52,6 +52,12 @@ def may_take_over(world: TwoOwners) -> bool:
     )
 
 
+def stalled(world: TwoOwners, *, is_done: bool, kills: bool) -> str:
+    """Return what is wrong with a world in which nothing can happen. With ``kills`` an event, or a job, ends processes:
+    the last owner's, too."""
+    return "" if is_done or (kills and not any(world.members)) else "it waits for good"
+
+
 def bad_luck(world: W, index: int, takes: int) -> list[tuple[str, W]]:
     """Return what may befall a member while there are ``takes`` take-overs at most: it dies, or stands still."""
     member, found = world.members[index], list[tuple[str, W]]()

@@ -22,7 +22,7 @@ from tests.simulation.safeguards import first_settled_is_ready, nothing, stand_i
 
 pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.timeout(0)]
 
-EXAMPLES = int(os.environ.get("DRIVEN_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("DRIVEN_EXAMPLES", "45"))
 FAULTS = ("crash", "evict", "fence", "abort", "rebalance")
 SECONDS = (0.0, 0.01, 0.3, 5.0)
 

@@ -337,6 +337,18 @@ def test_the_end_of_a_job_comes_back_from_a_queue(item: bytes, result: bytes | N
     assert "kes-7" in back.title
 
 
+def test_a_waiting_job_has_its_item_once_in_memory() -> None:
+    item = b"x" * 1000
+    record = JobRecord.of(PREFIX + "n", 5, JobState("deliver", item, 1, 7, "kes-7"), b"k")
+    assert record.value == b""
+    assert record.state.item is item
+    changelog = IncomingRecord("", 0, 0, timer_key(record.name), encode_timer(record), None)
+    found = decode_timer(changelog)[1]
+    assert found is not None
+    for there in (found, record):  # from the changelog, or handed over in memory
+        assert Jobs([Timer(COUNTER, NEVER_MS, "kes.jobs", b'{"next":8}'), there]).by_name == {record.name: record}
+
+
 def test_a_bucket_gives_so_many_tokens_a_second() -> None:
     bucket, begun, now = TokenBucket(2.0, 0.0), list[float](), 0.0
     while now < 10:

@@ -23,7 +23,7 @@ from .world import World, simulate
 pytestmark = pytest.mark.usefixtures("quiet")
 
 FIRST = int(os.environ.get("SIM_FIRST", "0"))
-COUNT = int(os.environ.get("SIM_SEEDS", str(6 * len(PROFILES))))
+COUNT = int(os.environ.get("SIM_SEEDS", str(5 * len(PROFILES))))
 ONLY = os.environ.get("SEED")
 PROFILE = os.environ.get("PROFILE", "")
 SHARDS = len(PROFILES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from typing import Any
 
 import msgspec
@@ -22,6 +23,34 @@ from streams.testing.simulation.virtual_time import elapse
 from tests.unit.jobs_kit import LONG, Call, Order, Shop, job_records, order
 
 pytestmark = pytest.mark.usefixtures("quiet")
+
+
+def test_many_jobs_of_one_event_are_counted_once() -> None:
+    """By the time of the processor: each start had looked through those before it."""
+    took = list[float]()
+
+    def source() -> EventSource[Any]:
+        source: EventSource[Any] = EventSource(Config(group_id="shop", topic="orders", num_partitions=1))
+
+        async def call(number: int) -> int:
+            return number
+
+        limits = SchedulerConfig(concurrency=4, when_full="fail")
+        jobs: Any = AsyncJobScheduler(source, call, lambda ctx, number, result: None, config=limits)
+
+        @source.on
+        def on_order(ctx: EventContext[Any], event: Order) -> None:
+            began = time.thread_time()
+            for number in range(event.number):
+                ctx.start_job(jobs, number, order=None)
+            took.append(time.thread_time() - began)
+
+        return source
+
+    with TestDriver(source) as driver:
+        driver.send(Order(8_000), key="a")
+        assert took[0] < 2, "they took 8 s and more"
+        assert driver.jobs() == []
 
 
 def test_a_definition_that_is_gone_leaves_its_jobs_waiting() -> None:

@@ -65,9 +65,8 @@ def run(
     headers: Any = routes  # of the record before: at first something that no headers are
     route: Any = None  # of these headers
     decode = handler = keep = once = once_route = id_of = digest_of = has = route
-    new: dict[bytes, Change] = {}  # the ids of the slice
-    passed: list[IncomingRecord] = []  # duplicates
-    missing: list[IncomingRecord] = []  # without an id
+    # The ids of the slice, duplicates, and events without an id: made at its first event that has ``once``.
+    new = passed = missing = once
     id_value, room = b"", 0
     digest: bytes | None = None
     outputs: list[Output] = []
@@ -133,6 +132,7 @@ def run(
                 else:
                     if once_route is not route:
                         if once is None:
+                            new, passed, missing = {}, [], []
                             has, room = partition.seen.rows.has, partition.seen.room
                         else:
                             once.count(partition, host, once_route, passed, missing)

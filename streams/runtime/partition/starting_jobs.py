@@ -143,6 +143,8 @@ def _full(ctx: ContextFields, definition: DurableJobs, starting: str = "") -> Jo
     if config.when_full == "wait" or timers is None:
         return None
     there = bool(starting) + timers.jobs.counts.get(definition.name, 0)
+    if there + len(ctx._changes) <= config.max_jobs:
+        return None  # whatever they are: looked through at each start, 6,000 jobs of one event took 20 s
     # What this event replaces, cancels or ends makes room: a finalizer that starts the next job has ended one.
     for name in {*ctx._changes, starting}:
         known, change = timers.jobs.by_name.get(name), ctx._changes.get(name)
