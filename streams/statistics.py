@@ -262,3 +262,5 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     """Partitions that wait for a schema of the registry (``streams.formats.SchemaRegistry``)."""
     handled_events: dict[str, int] = {}
     """Events that handlers have completed since the source was made, committed or not, by their types."""
+    failed_events: dict[str, dict[str, int]] = {}
+    """Events that have failed for good since then, by their types, and by what was done about them."""

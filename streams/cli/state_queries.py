@@ -112,10 +112,11 @@ def scan_of_owners(
     async def ask(reader: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         rows = reader.range(**more) if not index else reader.by_range(index, wanted, wanted, include_high=True, **more)
-        async for key, value in rows:
-            name = one_line(plain(key))
+        async for row in rows:
+            key, value = row
+            name, due = one_line(plain(key)), {"due": True} if row.due else {}
             if name.startswith(prefix):
-                found.append({"partition": _partition(reader, key), "key": plain(key), "value": plain(value)})
+                found.append({"partition": _partition(reader, key), "key": plain(key), "value": plain(value)} | due)
             if len(found) > limit:
                 break
         return found

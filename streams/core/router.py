@@ -63,7 +63,7 @@ class Route:
     of records of the type that cannot be read; ``None``: that of the source. ``once``
     (``runtime.partition.once.OnceRule``): the ids of events that are handled once. ``users``: the user's function that
     a handler of ours calls, which dead letters and queues name. ``handled``: its events that have completed in this
-    run, committed or not."""
+    run, committed or not; ``failed``: those that have failed for good, by what was done about them."""
 
     __slots__ = (
         "ahead",
@@ -71,6 +71,7 @@ class Route:
         "decode",
         "decode_policy",
         "event_type",
+        "failed",
         "handled",
         "handler",
         "is_async",
@@ -128,6 +129,7 @@ class Route:
         self.is_timed = not isinstance(policy, Retry) or policy.timeout_seconds is not None
         self.users: Callable[..., Any] | None = None
         self.handled = 0
+        self.failed: dict[str, int] = {}
         self.decode: Callable[..., Any] = event_type.decode if event_type is not None else _as_it_is
         self.bare_decode: Callable[[bytes], Any] = event_type.bare_decode if event_type is not None else _as_it_is
         self.version = event_type.version if event_type is not None else 1
@@ -255,6 +257,11 @@ class Router:
     def handled(self) -> dict[str, int]:
         """The completed events of each type that has any; rows of joined tables are none."""
         return {route.name: route.handled for route in self.each if route.handled and route.event_type is not None}
+
+    @property
+    def failed(self) -> dict[str, dict[str, int]]:
+        """The events of each type that have failed for good, by what was done about them."""
+        return {route.name: dict(route.failed) for route in self.each if route.failed and route.event_type is not None}
 
     def freeze(self) -> None:
         """Refuse changes from now on: the source starts. Raises ``RegistrationError``."""

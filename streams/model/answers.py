@@ -10,6 +10,14 @@ import msgspec
 from streams.records import TopicPartition
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Row(tuple[K, V], Generic[K, V]):
+    """Key and value of an entry, in a scan. ``due``: as that of an ``Answer``."""
+
+    due = False
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True):
@@ -21,7 +29,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True):
     moment (seconds since the epoch, by the clock of the caller) is in it. ``served_by``: the instance that answered.
     ``parked``: events of the key wait in its queue (``PARK``): the position has passed them, and what they would change
     is not in the answer. It is ``False`` for a query that names a partition and no key. ``due``: the entry of a
-    ``Stores`` has expired by the partition's time, and is not deleted yet; of ``StateReader.get`` only.
+    ``Stores`` has expired by the partition's time, and is not deleted yet; as ``StateReader`` says it.
     """
 
     value: T

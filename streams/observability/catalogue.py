@@ -196,7 +196,10 @@ INPUT_OFFSET = _gauge(
 )
 INPUT_LAG = _gauge("kes_input_lag", "Records between that and the end of the input.", ("partition", "topic"))
 INPUT_AWAITED = _gauge("kes_input_awaited", "1: the other inputs wait for this one.", ("partition", "topic"))
-HANDLED_EVENTS = _gauge("kes_handled_events", "Events that handlers have completed in this process.", ("type",))
+HANDLED_EVENTS = _gauge(
+    "kes_handled_events", "Events of this process that are over: completed, or what was done about them.",
+    ("type", "outcome"),
+)  # fmt: skip
 INPUT_BYTES = _gauge("kes_input_bytes", "Bytes of the records that were read in this run.", ("topic",))
 LOOKUP_RECORDS = _gauge("kes_lookup_records", "Records of a lookup that were read.", ("topic",))
 LOOKUP_LEFT = _gauge("kes_lookup_records_left", "Offsets of a lookup that are still to be read.", ("topic",))
@@ -410,7 +413,10 @@ def figures(statistics: SourceStatistics) -> Iterator[Sample]:
         yield LOOKUP_AWAITED, lookup.is_awaited, label
         yield LOOKUP_CUT_OFF, lookup.is_cut_off, label
     for kind, events in statistics.handled_events.items():
-        yield HANDLED_EVENTS, events, (kind,)
+        yield HANDLED_EVENTS, events, (kind, "completed")
+    for kind, failed in statistics.failed_events.items():
+        for response, events in failed.items():
+            yield HANDLED_EVENTS, events, (kind, response)
     for topic, size in statistics.input_bytes.items():
         yield INPUT_BYTES, size, (topic,)
     yield FOLDERS_SET_ASIDE, statistics.folders_set_aside, ()

@@ -11,7 +11,7 @@ import msgspec
 
 from streams.codecs import codec_for
 from streams.errors import ConfigError, StoreError
-from streams.model.answers import Answer
+from streams.model.answers import Answer, Row
 from streams.protocols import Codec
 from streams.queries.asking import GroupAsker, together
 from streams.records import Delivery, TopicPartition
@@ -174,7 +174,7 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         reverse: bool = False,
         max_staleness: float | None = None,
         timeout_seconds: float = 10.0,
-    ) -> AsyncGenerator[tuple[K, V], None]:
+    ) -> AsyncGenerator[Row[K, V], None]:
         """Iterate over the keys from ``low`` up to and without ``high`` of an ordered table, in order, all partitions;
         from the high end if ``reverse``. Rows come in pages, each read in several turns: it is no snapshot.
         ``timeout_seconds``: for each page."""
@@ -190,7 +190,7 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         reverse: bool = False,
         max_staleness: float | None = None,
         timeout_seconds: float = 10.0,
-    ) -> AsyncGenerator[tuple[K, V], None]:
+    ) -> AsyncGenerator[Row[K, V], None]:
         """Iterate over the keys that start with ``prefix``, as ``range``. ``(key,)``: the windows of a key."""
         encode = getattr(self._keys, "encode_prefix", None)
         if encode is None:
@@ -200,7 +200,7 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         async for row in self._merged(wanted, timeout_seconds):
             yield row
 
-    def by(self, index: str, value: Any, **more: Any) -> AsyncGenerator[tuple[K, V], None]:
+    def by(self, index: str, value: Any, **more: Any) -> AsyncGenerator[Row[K, V], None]:
         """Iterate over the entries for which an index of the structure has ``value``, by their keys. ``more``: as of
         ``by_range``."""
         if value is None:
@@ -218,7 +218,7 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         max_staleness: float | None = None,
         timeout_seconds: float = 10.0,
         page: int = PAGE,
-    ) -> AsyncGenerator[tuple[K, V], None]:
+    ) -> AsyncGenerator[Row[K, V], None]:
         """Iterate over the entries in the order of what an index has, from ``low`` up to and without ``high``, all
         partitions, otherwise as ``range``. ``Windows`` have the index ``"end"`` (ms), a ``Heap`` has ``"priority"``.
         An entry that moves in the index meanwhile may come twice, or not at all. ``page``: rows of one question."""
@@ -227,13 +227,13 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
         async for row in self._merged(wanted, timeout_seconds):
             yield row
 
-    async def min(self, **more: Any) -> tuple[K, V] | None:
+    async def min(self, **more: Any) -> Row[K, V] | None:
         """Return the lowest entry of a ``Heap``, of all partitions, ``None`` if it is empty. ``more``: as of
         ``by_range``."""
         async with aclosing(self.by_range("priority", page=1, **more)) as rows:
             return await anext(rows, None)
 
-    async def max(self, **more: Any) -> tuple[K, V] | None:
+    async def max(self, **more: Any) -> Row[K, V] | None:
         """Return the highest entry of a ``Heap``, as ``min``."""
         return await self.min(reverse=True, **more)
 
@@ -283,7 +283,7 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
     def _question(self, kind: str, partition: int, **fields: Any) -> Question:
         return Question(group=self.config.group_id, kind=kind, table=self._table, partition=partition, **fields)
 
-    async def _merged(self, wanted: dict[str, Any], timeout_seconds: float) -> AsyncIterator[tuple[K, V]]:
+    async def _merged(self, wanted: dict[str, Any], timeout_seconds: float) -> AsyncIterator[Row[K, V]]:
         """Merge the rows of all partitions by their places. ``wanted``: fields of the questions."""
 
         def place(number: int, at: int) -> tuple[bytes, int, int]:
@@ -300,7 +300,10 @@ class StateReader(GroupAsker[Question, Reply], Generic[K, V]):
             after, number, at = heapq.heappop(heap)
             page = pages[number]
             key, value = page.rows[at]
-            yield self._keys.decode(key), self._values.decode(value)
+            row = Row((self._keys.decode(key), self._values.decode(value)))
+            if at in page.due_rows:
+                row.due = True
+            yield row
             at += 1
             if at == len(page.rows) and page.more:
                 question = self._question("range", number, **wanted, after=after)

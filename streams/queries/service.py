@@ -210,6 +210,7 @@ class _Service:
         at_least = {TopicPartition(topic, partition): offset for topic, partition, offset in question.at_least}
         rows: list[tuple[bytes, bytes]] = []
         places: list[bytes] = []
+        due: list[int] = []
         first: Answer[Any] | None = None
         age, read_at = float("-inf"), 0.0
         came_at = engine.environment.elapsed_seconds()
@@ -242,11 +243,13 @@ class _Service:
             }
             if not isinstance(answer.value, TurnRows):
                 return Reply(**common, **answer.value)
+            due += [len(rows) + number for number in answer.value.due]
             rows += answer.value.rows
             places += answer.value.places
             size = sum(len(key) + len(value) for key, value in rows) + sum(map(len, places))
             if not answer.value.more or len(rows) >= question.limit or size > MOST_BYTES_IN:
-                return Reply(**common, rows=tuple(rows), places=tuple(places), more=answer.value.more)
+                more = answer.value.more
+                return Reply(**common, rows=tuple(rows), places=tuple(places), more=more, due_rows=frozenset(due))
 
 
 def query_app(source: EventSource[Any], secret: bytes, address: Callable[[], str]) -> Router:

@@ -159,6 +159,7 @@ class SourceRun:
             leaves.summary(),
             engine.schema_waits.partitions,
             engine.router.handled,
+            engine.router.failed,
         )
 
     @property

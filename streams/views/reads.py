@@ -70,6 +70,17 @@ class ViewReads(ABC, Generic[K, V]):
         """Scan the keys that start with ``prefix``, of an ordered view; see ``Table.prefix``."""
         return self._current().prefix(prefix, reverse=reverse)
 
+    def by(self, index: str, value: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Scan the entries for which an index of the view has ``value``, in the order of their keys' bytes."""
+        return self._current().by_range(index, value, value, reverse=reverse, include_high=True)
+
+    def by_range(
+        self, index: str, low: Any = None, high: Any = None, *, reverse: bool = False, include_high: bool = False
+    ) -> Iterator[tuple[K, V]]:
+        """Scan the entries in the order of what an index has, from ``low`` up to and without ``high``; see
+        ``NamedTable.by_range``. Holds the places of all of them from the start."""
+        return self._current().by_range(index, low, high, reverse=reverse, include_high=include_high)
+
     def first(self) -> tuple[K, V] | None:
         """Return the lowest key with its value, of an ordered view, or ``None``."""
         return self._current().first()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
-from streams.errors import StoreError, StreamsError
+from streams.codecs import TupleCodec
+from streams.errors import ConfigError, StoreError, StreamsError
 from streams.protocols import Codec
 from streams.records import IncomingRecord, TopicPartition
 from streams.stores.read_table import ReadTable
@@ -17,8 +18,14 @@ from streams.views.global_table import GlobalTable, WholeTopic
 from streams.views.on_disk import SharedDiskEngine, ViewFolders
 from streams.views.shared import AllPartitions, Frozen, FrozenInOrder, SharedHashEngine, SharedOrderedEngine
 
+if TYPE_CHECKING:  # most views need no index
+    from streams.stores.indexes import Index, TableIndex
+
 K = TypeVar("K")
 V = TypeVar("V")
+
+_placed: Final = TupleCodec(bytes, int)
+"""Key and partition of an entry, in the order of the keys."""
 
 
 class ViewChange(msgspec.Struct, Generic[K, V], frozen=True):
@@ -51,6 +58,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         self._observers = ()
         self._positions: dict[int, int] = {}
         self._over = ""
+        self._indexes: dict[str, TableIndex[V]] = {}
         self.structure = ""
         self._on_disk: dict[int, SharedDiskEngine] = {}
         self.as_of_ms = 0
@@ -64,6 +72,36 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         version = "" if self._event is None else f" {self._event.name} {self._event.version}"
         return f"{super().layout}{version}" + (f" of {self.structure}" if self.structure else "")
 
+    def index_by(self, indexes: Mapping[str, Index[V]]) -> None:
+        """Keep these indexes, in memory; before the first record."""
+        from streams.stores.indexes import Index, TableIndex, shown
+
+        show = shown(lambda place: self._decode_key(_placed.decode(place)[0]))
+        for name, index in indexes.items():
+            if not isinstance(index, Index):
+                raise ConfigError(f"{self._topic}: index {name!r} is {index!r}; it must be an Index")
+            told = f"the index {name!r} of {self._topic}"
+            self._indexes[name] = TableIndex(index, told, lambda _, data: self._decode_value(data), show)
+
+    def by_range(self, index: str, low: Any, high: Any, *, reverse: bool, include_high: bool) -> Iterator[tuple[K, V]]:
+        """See ``ViewReads.by_range``."""
+        with self._lock:
+            self._check_going()
+            found = self._indexes.get(index)
+            if found is None:
+                raise StoreError(f"the view of {self._topic} has no index {index!r}; it has {[*self._indexes]}")
+            found.check()
+            places = list(found.range(low, high, reverse=reverse, include_high=include_high))
+        return self._in_order(found, places)
+
+    def _in_order(self, index: TableIndex[V], places: list[tuple[bytes, bytes]]) -> Iterator[tuple[K, V]]:
+        for sort_key, place in places:
+            key, number = _placed.decode(place)
+            value = self._view(number)[1].get(key)
+            # As in a table: with the value of now, if it is still where the scan found it.
+            if value is not None and index.order.has_sort_key(place, sort_key):
+                yield self._decode_key(key), self._decode_value(value)
+
     def keep_on_disk(self, folders: ViewFolders, engines: Mapping[int, SharedDiskEngine]) -> None:
         """Keep the partitions in these folders; before the first record. Later partitions get theirs."""
 
@@ -73,8 +111,11 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
             return engine
 
         self._make_engine = make
-        for number in engines:
+        for number, engine in engines.items():
             self._view(number)
+            if self._indexes:
+                for key, value in engine.items():
+                    self._enter(number, key, value)
 
     def of_partition(self, number: int) -> ReadTable[K, V]:
         """See ``GlobalTable``. On disk a partition that does not exist yet has no folder: its table stays empty."""
@@ -125,7 +166,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
             for reference in observers:
                 if (observer := reference()) is not None:
                     observer.finish(why)
-            on_disk, self._on_disk = self._on_disk, {}
+            on_disk, self._on_disk, self._indexes = self._on_disk, {}, {}
             for engine in on_disk.values():
                 engine.close(self.as_of_ms)
         super().close(why)
@@ -145,6 +186,7 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
                 if self._observers:
                     self._announce(record.partition, key, value)
                 super()._keep(record, key, value)
+                self._enter(record.partition, key, value)
                 self._positions[record.partition] = record.offset + 1
                 if self._on_disk:
                     self._on_disk[record.partition].passed(record.offset + 1, self.as_of_ms)
@@ -155,6 +197,14 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
                     self.close(why)
                     self.on_failure(StreamsError(why))
                 raise
+
+    def _enter(self, number: int, key: bytes, value: bytes | None) -> None:
+        for index in self._indexes.values():
+            place = _placed.encode((key, number))
+            if value is None:
+                index.left(place)
+            else:
+                index.entered(place, value)
 
     def _announce(self, number: int, key: bytes, value: bytes | None) -> None:
         """Hand a write to the observers, before it is made."""

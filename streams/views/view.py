@@ -33,6 +33,7 @@ from streams.views.topic_reader import reader_of
 if TYPE_CHECKING:  # a view reads without an event source and its engine
     from streams.runtime.reading.followed_topic import FollowedTopic
     from streams.runtime.reading.log_reader import LogReader
+    from streams.stores.indexes import Index
     from streams.stores.structured import StructuredBytes
     from streams.stores.table import Table
 
@@ -80,6 +81,8 @@ class View(ViewReads[K, V], Generic[K, V]):
 
     ``engine`` (``SQLite()``, ``RocksDB()``) with ``folder`` keeps the table on disk: for more of it than memory takes,
     and the next block goes on from there. ``len`` reads everything then. A disk that refuses fails the view.
+    ``index``: by name, for ``by`` and ``by_range``: ``index={"city": Index(str, lambda shop: shop.city)}``. It is the
+    view's own, in memory; one with a value that it cannot place refuses its reads (``StoreError``).
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         ordered: bool = False,
         key_codec: Codec[K] | None = None,
         value_codec: Codec[V] | None = None,
+        index: Mapping[str, Index[V]] | None = None,
         engine: DiskEngine | None = None,
         folder: str = "",
         bootstrap_servers: str = "",
@@ -111,7 +115,7 @@ class View(ViewReads[K, V], Generic[K, V]):
             "topic_timeout_seconds": topic_timeout_seconds,
         }
         self._table_settings = key, value, ordered, key_codec, value_codec
-        self._structure = ""
+        self._structure, self._index = "", dict(index or {})
         self._takes: Callable[[bytes], bool] | None = None
         self._new_table()  # to refuse its settings here
         self._reader: LogReader | None = None
@@ -387,6 +391,7 @@ class View(ViewReads[K, V], Generic[K, V]):
         table = make_table(self.topic, *self._table_settings, kind=ViewTable)
         assert isinstance(table, ViewTable)
         table.structure, table.takes = self._structure, self._takes
+        table.index_by(self._index)
         return table
 
     def _current(self) -> ViewTable[K, V]:

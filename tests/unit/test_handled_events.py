@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streams import AsyncJobScheduler, EventContext, EventSource, Once
+from streams import AsyncJobScheduler, EventContext, EventSource, Once, Record
 from streams.metrics import HandlerTimed, Measurement
 from streams.outcomes import SKIP
 from streams.runtime.partition import hot_path
@@ -30,7 +30,8 @@ async def call(event: Added) -> None:
 
 
 def source_of(kind: str, measured: list[Measurement]) -> EventSource[Any]:
-    source: EventSource[Any] = EventSource(config(error_policy=SKIP, metrics_handler=measured.append), TOTALS)
+    settings = config(error_policy=SKIP, decode_policy=SKIP, metrics_handler=measured.append)
+    source: EventSource[Any] = EventSource(settings, TOTALS)
     if kind == "batch":
         source.register_event_type(Added, work, batch=True)
     elif kind == "once":
@@ -56,15 +57,16 @@ def source_of(kind: str, measured: list[Measurement]) -> EventSource[Any]:
 
 @pytest.mark.parametrize("kind", [*KINDS, "batch", "once", "scheduler", "concurrent"])
 def test_completed_events_are_counted_by_their_types(kind: str) -> None:
-    """One that fails is not, and one of another type in between is of its own."""
+    """One that fails has another outcome, and one of another type in between is of its own."""
     with TestDriver(source_of(kind, [])) as driver:
         for number in range(6):
             driver.send(Added(f"n{number}"), key="a", wait=False)
             driver.send(Total("t", number), key="a", wait=False)
             driver.send(Added(f"f{number}", 1, "no"), key="a", wait=False)
         driver.send(Added("n0"), key="a")
-        found = driver._world.members[0].source.statistics().handled_events
-        assert found == {"Added": 6 if kind == "once" else 7, "Total": 6}
+        found = driver._world.members[0].source.statistics()
+        assert found.handled_events == {"Added": 6 if kind == "once" else 7, "Total": 6}
+        assert found.failed_events == {"Added": {"continue": 6}}
         assert len(driver.store(0)) == 6
 
 
@@ -88,3 +90,12 @@ def test_a_sample_of_them_is_timed(kind: str, monkeypatch: pytest.MonkeyPatch) -
     assert HandlerTimed("Named", 0.25) in timed
     if kind == "plain":
         assert len([one for one in timed if one.type == "Added"]) >= 4
+
+
+def test_a_record_that_cannot_be_read_is_an_outcome_of_its_type() -> None:
+    """And of none, if nothing is known of its type."""
+    source = source_of("plain", [])
+    with TestDriver(source) as driver:
+        driver.send_record(Record("in", b"{", b"a", [("__grt__", b"Added")]))
+        driver.send_record(Record("in", b"{}", b"a", [("__grt__", b"Nobody")]))
+        assert driver.statistics().failed_events == {"Added": {"continue": 1}}

@@ -189,9 +189,8 @@ FULL = SourceStatistics(
     (MoveStatistics(1, "in", "", 7, 1.0),), "m-1", (), (StageStatistics("calls", 1, 2, 3, 4, 1.5),), 6,
     (FolderStatistics(0, "kept", 30, 400, 5, 60, 0.7, 0.08, 0.9, 1.5),
      FolderStatistics(1, "left", -1, 0, 0, 0, 0.0, 0, 0)),
-    2,
-    (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
-    {"in": 1234}, "compiled", (), {"Paid": 8},
+    2, (LookupStatistics("rates", SourceState.RUNNING, True, False, True, 8, 2, 90, 1),),
+    {"in": 1234}, "compiled", (), {"Paid": 8}, {"Paid": {"dead_letter": 3}},
 )  # fmt: skip
 
 
@@ -221,7 +220,8 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_partition_next_offset partition=0": 10, "kes_partition_lag partition=0": 15,
         "kes_input_next_offset partition=0,topic=more": 7, "kes_input_lag partition=0,topic=in": 15,
         "kes_lag_seconds partition=0,topic=in": 2.5, "kes_event_age_seconds partition=0,topic=in": 1.25,
-        "kes_handled_events type=Paid": 8, "kes_input_bytes topic=in": 1234, "kes_partition_paused partition=0": 1,
+        "kes_handled_events type=Paid,outcome=completed": 8, "kes_handled_events type=Paid,outcome=dead_letter": 3,
+        "kes_input_bytes topic=in": 1234, "kes_partition_paused partition=0": 1,
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_input_awaited partition=0,topic=in": 1, "kes_partition_events_ahead partition=0": 4,
         "kes_partition_timers partition=0": 5, "kes_parked_keys partition=0": 2, "kes_parked_events partition=0": 9,
@@ -230,13 +230,13 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_jobs_pending partition=0": 3, "kes_jobs_parked partition=0": 1, "kes_jobs_running partition=0": 2,
         "kes_jobs_since_timestamp_seconds partition=0": 1_700_000_000.125, "kes_jobs_full partition=0": 1,
         "kes_visit_running partition=0,visit=look": 1, "kes_visit_keys partition=0,visit=look": 8,
-        "kes_partition_next_timer_timestamp_seconds partition=0": 1_700_000_000.5,
-        "kes_stage_running name=calls": 1, "kes_stage_waiting name=calls": 2, "kes_stage_keys name=calls": 3,
-        "kes_stage_batches name=calls": 4, "kes_folders state=kept": 1, "kes_folders state=failing": 0,
-        "kes_folders state=left": 1, "kes_folders_set_aside": 2, "kes_folder_bytes partition=0": 400,
-        "kes_folder_gathered_changes partition=0": 5, "kes_folder_unwritten_bytes partition=0": 60,
-        "kes_folder_mark_age_seconds partition=0": 0.7, "kes_folder_checkpoint_seconds partition=0": 0.08,
-        "kes_folder_recover_seconds partition=0": 0.9, "kes_folder_snapshot_age_seconds partition=0": 1.5,
+        "kes_partition_next_timer_timestamp_seconds partition=0": 1_700_000_000.5, "kes_stage_running name=calls": 1,
+        "kes_stage_waiting name=calls": 2, "kes_stage_keys name=calls": 3, "kes_stage_batches name=calls": 4,
+        "kes_folders state=kept": 1, "kes_folders state=failing": 0, "kes_folders state=left": 1,
+        "kes_folders_set_aside": 2, "kes_folder_bytes partition=0": 400, "kes_folder_gathered_changes partition=0": 5,
+        "kes_folder_unwritten_bytes partition=0": 60, "kes_folder_mark_age_seconds partition=0": 0.7,
+        "kes_folder_checkpoint_seconds partition=0": 0.08, "kes_folder_recover_seconds partition=0": 0.9,
+        "kes_folder_snapshot_age_seconds partition=0": 1.5,
     }  # fmt: skip
     for wanted, number in expected.items():
         name, _, labels = wanted.partition(" ")

@@ -46,7 +46,7 @@ class Shop(Stores):
             "both": Index(tuple[str, int], lambda order: (order.customer, order.cents)),
         },
     )
-    carts = NamedTable.of(str, int, expires=60)
+    carts = NamedTable.of(str, int, index={"size": Index(int, lambda size: size)}, expires=60)
     jobs = Heap.of(int, int, priority=Index(int, lambda due: due))
     clicks = Windows.tumbling(str, int, size=60, keep=3600, add=lambda old, n: (old or 0) + n)
     bare = NamedTable.of(str, int, ordered=True, bare=True)
@@ -218,7 +218,11 @@ def test_the_key_of_the_records_is_that_of_the_structure(driver: TestDriver[Any]
         reader(driver, "jobs").partition_of(5)
 
 
-def test_what_has_expired_is_marked_until_it_is_deleted(driver: TestDriver[Any]) -> None:
+def test_what_has_expired_is_marked_until_it_is_deleted(
+    driver: TestDriver[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "ROWS_IN_A_TURN", 2)
+
     def put(ctx: Any) -> None:
         ctx.store.advance(1_000)
         for number in range(70):  # of which one event deletes 64
@@ -231,6 +235,11 @@ def test_what_has_expired_is_marked_until_it_is_deleted(driver: TestDriver[Any])
     for confirm in (False, True):
         answer = driver._run(one.get("k69", partition=0, confirm=confirm))
         assert (answer.value, answer.due) == (69, True)
+    driver.interject(0, lambda ctx: ctx.store.carts.put("new", 65))
+    found = driver._run(rows(one.by_range("size", 65, page=4)))
+    assert [(*row, row.due) for row in found] == [
+        *(("k65", 65, True), ("new", 65, False)), *((f"k{number}", number, True) for number in range(66, 70))
+    ]  # fmt: skip
     driver.interject(0, lambda ctx: ctx.store.advance(61_001))
     assert driver._run(one.get("k69", partition=0)).value is None
 
@@ -334,6 +343,7 @@ def test_the_command_line_asks_by_names_too(kes: Kes, tmp_path: Path, monkeypatc
         if not isinstance(found, questions.TurnRows):
             return Reply(**common, served_by="w", **found), 1e3
         more = {"rows": tuple(found.rows), "places": tuple(found.places), "more": found.more}
+        more["due_rows"] = frozenset(found.due)
         return Reply(**common, served_by="w", **more), 1e3
 
     monkeypatch.setattr(StateReader, "_ask", answer)

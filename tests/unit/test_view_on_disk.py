@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from streams import SKIP, Retry, View, ViewState
+from streams import SKIP, Index, Retry, View, ViewState
 from streams.disk.sqlite import SQLite, SQLiteDatabase
 from streams.errors import ConfigError, DiskDamaged, NotCaughtUp, StoreError, StreamsError
 from streams.runtime.keeping.folders.folder import StateFolder
@@ -61,13 +61,14 @@ async def test_it_goes_on_from_its_folder(topic: MemoryTopic, tmp_path: Path) ->
     topic.put(b"new", number(70), 1)
     del contents[KEYS[0]]
     contents["new"] = 70
-    view = disk_view(topic, tmp_path)
+    view = disk_view(topic, tmp_path, index={"value": Index(int, lambda value: value)})
     for ends in ((20, 20), (21, 21), (21, 21)):
         async with view:
             await view.ready(PATIENCE)
             await until(lambda: len(topic.followed) == 2)  # it may be ready before anything is read
             assert sorted(topic.followed) == list(enumerate(ends)), "what it has is not read again"
             assert dict(view.items()) == contents
+            assert dict(view.by_range("value", 30)) == {key: value for key, value in contents.items() if value >= 30}
             assert (view.get(KEYS[0]), view.get("new"), KEYS[1] in view, len(view)) == (None, 70, True, 40)
             assert abs(view.statistics().keys - 40) <= 14
             assert view.positions == {0: 21, 1: 21}

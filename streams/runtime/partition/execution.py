@@ -412,7 +412,7 @@ class Execution:
         partition, host = self._partition, self._host
         attempts, error = failure.attempts, failure.error
         name = record.where if timer is None else f"{timer.title} of {partition.topic_partition}"
-        host.measure(event_failed(record, error, decision.value, host.router.routes if route is None else None))
+        host.measure(event_failed(record, error, decision.value, host.router.routes, route))
         if route is None:  # its error begins with the place
             text = f"{describe(error)}; the record cannot be read"
         else:

@@ -14,6 +14,7 @@ import anyio
 from streams.core.origin import Origin
 from streams.core.parking import LONGEST_ERROR, Queue
 from streams.core.policy import FINAL, Answered, Failure, text_of
+from streams.core.router import Route
 from streams.errors import RecordError, RecordRefused, StateUnreadable
 from streams.logs import Trace, exception_info, is_ours
 from streams.metrics import EventFailed
@@ -128,10 +129,14 @@ def unreadable_state(error: BaseException) -> StateUnreadable | None:
 
 
 def event_failed(
-    record: IncomingRecord, error: BaseException, response: str, routes: Mapping[bytes, object] | None
+    record: IncomingRecord, error: BaseException, response: str, routes: Mapping[bytes, Route], route: Route | None
 ) -> EventFailed:
-    """Measure an event that has failed for good; ``routes``: its record cannot be read."""
-    unread = "" if routes is None else _unread(record, routes)
+    """Measure an event that has failed for good, and count it by its type; without a ``route`` its record cannot be
+    read."""
+    unread = _unread(record, routes) if route is None else ""
+    known = routes.get(record.header(TYPE_HEADER) or b"") if route is None else route
+    if known is not None:
+        known.failed[response] = known.failed.get(response, 0) + 1
     is_state = unreadable_state(error) is not None
     return EventFailed(record.partition, record.offset, describe(error), response, record.topic, unread, is_state)
 

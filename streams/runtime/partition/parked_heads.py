@@ -289,7 +289,7 @@ class ParkedHeads:
         partition, host = self._partition, self._host
         outcome = decision.value if decision is not Decision.RETRY else Decision.PARK.value
         host.measure(HeadTried(partition.partition, outcome))
-        host.measure(event_failed(record, failure.error, outcome, host.router.routes if route is None else None))
+        host.measure(event_failed(record, failure.error, outcome, host.router.routes, route))
         name = record.where if timer is None else f"{timer.title} of {partition.topic_partition}"
         text = (
             f"{name} ({'the record cannot be read' if route is None else route.name}), the first of {len(queue)} "

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from streams.errors import ConfigError, EncodeError, StoreError
+from streams.errors import ConfigError, DecodeError, EncodeError, StoreError
 from streams.stores.parts import StorePart
 from streams.stores.structured import StructuredBytes
 from streams.stores.table import Table
@@ -73,8 +73,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``value``: of a ``get``, ``None``: no such key. ``count``: of a ``len``. ``rows``: of a range, ``more`` may come
-    behind the last; ``places``: theirs in an index. ``age_seconds``: everything is in it that was committed so long
-    before the question came. ``parked`` and ``due``: of a ``get``."""
+    behind the last; ``places``: theirs in an index; ``due_rows``: the numbers of those that are due. ``age_seconds``:
+    everything is in it that was committed so long before the question came. ``parked`` and ``due``: of a ``get``."""
 
     partition: int
     positions: tuple[NamedOffset, ...]
@@ -87,6 +87,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parked: bool = False
     places: tuple[bytes, ...] = ()
     due: bool = False
+    due_rows: frozenset[int] = frozenset()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,11 +98,12 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRows(msgspec.Struct, frozen=True):
-    """Rows of one turn, and their places in an index; ``more`` may come behind the last."""
+    """Rows of one turn, and their places in an index; ``more`` may come behind the last. ``due``: numbers of rows."""
 
     rows: list[tuple[bytes, bytes]]
     more: bool
     places: Sequence[bytes] = ()
+    due: Sequence[int] = ()
 
 
 def read_of(question: Question, store: Any) -> dict[str, Any] | TurnRows:
@@ -128,8 +130,7 @@ def read_of(question: Question, store: Any) -> dict[str, Any] | TurnRows:
                 raise StoreError(f"the key is none of the structure {name!r}: name it (StateReader.of(..., table=))")
             # The bytes go out as they are stored: the caller has the codecs.
             value = table._get(key)
-            is_due = part is not None and value is not None and part.is_due(key, value)
-            return {"value": value, "due": True} if is_due else {"value": value}
+            return {"value": value, "due": True} if _is_due(part, key, value) else {"value": value}
         case "len":
             return {"count": len(table)}
         case _:
@@ -141,16 +142,26 @@ def _rows(question: Question, table: Table[Any, Any], part: StorePart | None) ->
     limit, size = min(question.limit, ROWS_IN_A_TURN), 0
     rows: list[tuple[bytes, bytes]] = []
     places: list[bytes] = []
+    due: list[int] = []
     for place, key, value in _scan(question, table, part):
         # There is one row at least, however large: else the caller would never get past it.
         if len(rows) == limit or (rows and size + len(place) + len(key) + len(value) > _PAGE_BYTES):
-            return TurnRows(rows, True, places)
+            return TurnRows(rows, True, places, due)
+        if _is_due(part, key, value):
+            due.append(len(rows))
         rows.append((key, value))
         size += len(key) + len(value)
         if question.index:
             places.append(place)
             size += len(place)
-    return TurnRows(rows, False, places)
+    return TurnRows(rows, False, places, due)
+
+
+def _is_due(part: StorePart | None, key: bytes, value: bytes | None) -> bool:
+    try:
+        return part is not None and value is not None and part.is_due(key, value)
+    except DecodeError:  # the caller is to see which key it is
+        return False
 
 
 def _scan(question: Question, table: Table[Any, Any], part: StorePart | None) -> Iterator[tuple[bytes, bytes, bytes]]:

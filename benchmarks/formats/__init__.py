@@ -1,0 +1,1 @@
+"""Other formats and rules: their price beside JSON with our headers."""
