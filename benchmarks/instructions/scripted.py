@@ -27,7 +27,6 @@ from streams.kafka.reading.consumer import LogConsumer
 from streams.kafka.wire import messages as wire
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.connection import BrokerConnection
-from streams.kafka.wire.group_bytes import group_metadata
 from streams.kafka.wire.settings import ProducerSettings
 from streams.model.group import Assigned, Assignment, GroupEvent, GroupMetadata
 from streams.model.topics import TopicIdentity
@@ -349,7 +348,7 @@ class Group(Nothing):
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
-        self.group_metadata = GroupMetadata(0, 1, "m", group_metadata("g", 1, "m", None))
+        self.group_metadata = GroupMetadata(0, 1, "m")
 
     def start(self, deliver: Callable[[GroupEvent], None]) -> None:
         everything = frozenset(range(self._partitions))

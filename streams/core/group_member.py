@@ -174,7 +174,7 @@ class GroupMember:
     """The state of one member. ``sequence`` begins the counter of its reports."""
 
     def __init__(self, instance: str, *, session_seconds: float, rebalance_seconds: float, sequence: int = 0) -> None:
-        self.group_metadata = GroupMetadata(incarnation=0, generation=-1, member_id="", metadata=None)
+        self.group_metadata = GroupMetadata(incarnation=0, generation=-1, member_id="")
         self.holdings = Holdings(instance, sequence)
         self.has_news = False
         """Whether the last report lacks a step or a request of the engine."""
@@ -237,9 +237,9 @@ class GroupMember:
         self.has_news = False
         return self.holdings.report()
 
-    def joined(self, generation: int, member_id: str, metadata: bytes | None) -> None:
+    def joined(self, generation: int, member_id: str, instance_id: str | None = None) -> None:
         """Publish a new generation: from now on the broker refuses the one before."""
-        self.group_metadata = GroupMetadata(self.group_metadata.incarnation, generation, member_id, metadata)
+        self.group_metadata = GroupMetadata(self.group_metadata.incarnation, generation, member_id, instance_id)
 
     def is_answer_to_report(self, assignment: Assignment) -> bool:
         """Check that the assignment was made from the last report. Another one was made for a predecessor of our
@@ -291,9 +291,7 @@ class GroupMember:
         # takes new metadata also for partitions that were lost.
         was_member = self.group_metadata.generation >= 0
         if was_member:
-            self.group_metadata = GroupMetadata(
-                self.group_metadata.incarnation + 1, generation=-1, member_id="", metadata=None
-            )
+            self.group_metadata = GroupMetadata(self.group_metadata.incarnation + 1, generation=-1, member_id="")
         self.holdings.void()
         self._barrier, self._unreleased = None, frozenset()
         return was_member

@@ -39,7 +39,6 @@ class ConnectionLog:
         self.addresses = addresses
         self.client = client
         self.down = False
-        self.answered = False
         self.reason = ""
         """The last complaint, for error messages. Never contains credentials (librdkafka does not log them)."""
         self.failed_at = float("-inf")
@@ -72,7 +71,6 @@ class ConnectionLog:
 
     def on_answer(self) -> None:
         """Note that a broker answered."""
-        self.answered = True
         if self.down:
             self.down = False
             logger.info("%s: Kafka at %s answers again", self.client, self.addresses)

@@ -1,10 +1,8 @@
-"""The tables of librdkafka's error codes, and their meaning to the toolkit: to the engine and to Spark alike.
+"""The tables of librdkafka's error codes, and their meaning to the toolkit.
 
 What a broker's code means stands in ``wire/answers.py`` and ``wire/codes.py``; librdkafka's own codes are added here.
 Spark, the embedded broker and the test tools have no list of codes of their own. Messages carry the broker's or the
 client's *name* of an error, never a number.
-Sources of the tables: librdkafka's ``INTRODUCTION.md`` (transactional error handling), and measurements against Kafka
-4.1.1.
 """
 
 from __future__ import annotations
@@ -18,9 +16,6 @@ from streams.kafka.permissions import is_denial
 from streams.kafka.wire import codes
 from streams.kafka.wire.answers import PRODUCE, Meaning
 from streams.kafka.wire.explaining import plain
-
-FENCED: Final = frozenset(code for code, meaning in PRODUCE.items() if meaning is Meaning.FENCED) | {KafkaError._FENCED}
-"""Another producer initialised the same transactional id, or the coordinator timed the transaction out."""
 
 REFUSED: Final = frozenset(code for code, meaning in PRODUCE.items() if meaning in (Meaning.REFUSED, Meaning.BLOCKED))
 """The record itself, its topic, a right or a clock is at fault, by the table of our own wire. All other failed
@@ -38,12 +33,6 @@ BAD_OFFSET: Final = frozenset(
 )
 
 NOT_AUTHORIZED: Final = frozenset(code for code in codes.Code if is_denial(code.name))
-
-DENIED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
-"""The credentials are refused."""
-
-UNREACHABLE: Final = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE})
-"""No broker could be connected to."""
 
 
 def error_of(exception: BaseException) -> KafkaError:

@@ -46,14 +46,13 @@ class GroupMetadata(msgspec.Struct, frozen=True):
     changed, and may be read from any thread.
 
     ``incarnation`` grows whenever everything owned so far becomes void. ``generation`` is the group's, -1 when not a
-    member. ``metadata`` are the group metadata bytes for ``send_offsets_to_transaction``; ``None`` when not a member,
-    so that no caller gets bytes that the broker would not fence (generation -1).
+    member: no offsets are sent under that, since the broker would not fence them. ``instance_id``: of a static member.
     """
 
     incarnation: int
     generation: int
     member_id: str
-    metadata: bytes | None
+    instance_id: str | None = None
 
 
 class Order(msgspec.Struct, frozen=True):

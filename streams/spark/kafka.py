@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from confluent_kafka import KafkaError, KafkaException
-
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
-from streams.kafka.permissions import Right, denied
+from streams.kafka.permissions import Right, denied, is_denial
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import RESERVED, ClientSettings
-from streams.kafka.translate import DENIED, NO_SUCH_TOPIC, NOT_AUTHORIZED, UNREACHABLE
-from streams.kafka.wire.codes import Code
+from streams.kafka.wire.codes import NO_SUCH_TOPIC, Code
+from streams.kafka.wire.connection import LostConnection
 from streams.spark.options import KafkaSettings, TokenCallback
 
 TIMEOUT_SECONDS = 30.0
@@ -22,39 +20,31 @@ _ADMINS: dict[tuple[tuple[str, str], ...], TopicAdmin] = {}
 
 
 def translated(
-    error: KafkaException | TransactionFailed, doing: str, kafka: KafkaSettings, needed: Sequence[Right] = ()
+    error: TransactionFailed | LostConnection, doing: str, kafka: KafkaSettings, needed: Sequence[Right] = ()
 ) -> StreamsError:
-    """Our error for a client's, with what was being done and where. ``needed``: the rights that it takes."""
-    reason = reason_of(error)
-    servers = kafka["bootstrap.servers"]
-    if reason.code() in DENIED:
-        return ConfigError(
-            f"{doing}: {servers} refuses the credentials ({reason.name()}): check the options kafka.sasl.*"
-        )
-    if reason.code() in NOT_AUTHORIZED:
-        return ConfigError(f"{doing}: {servers}: {denied(reason.name(), needed)}")
-    if reason.code() in UNREACHABLE:
+    """Our error for that of a call or a connection, with what was being done and where. ``needed``: the rights that it
+    takes."""
+    name, servers = error.code, kafka["bootstrap.servers"]
+    reason = error.reason if isinstance(error, TransactionFailed) else str(error)
+    if name in ("_AUTHENTICATION", Code.SASL_AUTHENTICATION_FAILED.name):
+        return ConfigError(f"{doing}: {servers} refuses the credentials ({name}): check the options kafka.sasl.*")
+    if is_denial(name):
+        return ConfigError(f"{doing}: {servers}: {denied(name, needed)}")
+    if name == "_TRANSPORT":
+        return BrokerUnavailable(f"{doing}: no answer from {servers} ({name}): is the broker up, the address right?")
+    if name == "_TIMED_OUT":
         return BrokerUnavailable(
-            f"{doing}: no answer from {servers} ({reason.name()}): is the broker up, the address right?"
-        )
-    if reason.code() == KafkaError._TIMED_OUT:
-        return BrokerUnavailable(
-            f"{doing}: not finished in time at {servers} ({reason.name()}: {reason.str()}): the broker is away or "
+            f"{doing}: not finished in time at {servers} ({name}: {reason}): the broker is away or "
             "busy, the line too slow for the request, or this process stood still; try again"
         )
-    if reason.code() in NO_SUCH_TOPIC:
+    if code_of(error) in NO_SUCH_TOPIC:
         return TopicError(f"{doing}: the topic or partition does not exist")
-    name = error.code if isinstance(error, TransactionFailed) else reason.name()
-    return TransactionFailed(doing, name, "unknown", reason.str())
+    return TransactionFailed(doing, name, "unknown", reason)
 
 
-def reason_of(error: KafkaException | TransactionFailed) -> KafkaError:
-    """Return the error inside that of a client, librdkafka's or our own: its code, and its words."""
-    if not isinstance(error, TransactionFailed):
-        reason: KafkaError = error.args[0]
-        return reason
-    code = Code.__members__.get(error.code, getattr(KafkaError, error.code, KafkaError._FAIL))
-    return KafkaError(int(code), error.reason)
+def code_of(error: TransactionFailed | LostConnection) -> int:
+    """Return Kafka's code of an error; -1 where it is not a broker's."""
+    return Code.__members__.get(error.code, Code.UNKNOWN_SERVER_ERROR)
 
 
 def topic_admin(kafka: KafkaSettings) -> TopicAdmin:
@@ -67,15 +57,13 @@ def topic_admin(kafka: KafkaSettings) -> TopicAdmin:
     return _ADMINS.setdefault(kept, admin)
 
 
-def settings_of(kafka: KafkaSettings, group: str = "") -> ClientSettings:
+def settings_of(kafka: KafkaSettings) -> ClientSettings:
     """Return the settings of the toolkit's own clients. Raises ``ConfigError`` for a callback that cannot be imported
     here."""
     if isinstance(callback := kafka.get("oauth_cb"), TokenCallback):
         callback.function()  # within a login, an error of the import would look like one of the login
     overrides = {name: value for name, value in kafka.items() if name not in RESERVED}
-    return ClientSettings(
-        kafka["bootstrap.servers"], overrides, client_id=kafka.get("client.id", "kes-spark"), group_id=group
-    )
+    return ClientSettings(kafka["bootstrap.servers"], overrides, client_id=kafka.get("client.id", "kes-spark"))
 
 
 def no_such_topic(topic: str, kafka: KafkaSettings) -> TopicError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -36,6 +37,12 @@ def rows(partition: int, *values: str) -> list[Row]:
 
 def numbers(first: int, end: int) -> list[str]:
     return [str(number) for number in range(first, end)]
+
+
+def as_librdkafka(group: str, generation: int = -1, member_id: str = "", instance: str | None = None) -> bytes:
+    """Group metadata as librdkafka's producer takes it (``CGMDv2``); without a member, offsets are not fenced by it."""
+    member = b"CGMDv2:" + struct.pack("=i", generation) + f"{group}\0{member_id}\0".encode()
+    return member + (b"\1" if instance is None else f"\0{instance}\0".encode())
 
 
 class Writer:

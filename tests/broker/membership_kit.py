@@ -17,6 +17,7 @@ from streams.kafka.group.broker_membership import connect_broker_group
 from streams.kafka.group.connect import connect_group
 from streams.kafka.wire.security import Security
 from streams.model.group import Assigned, Fatal, GroupEvent, Lost, Revoked
+from tests.broker.client_kit import as_librdkafka
 from tests.unit.waiting import PATIENCE, wait_until
 
 PARTITIONS = 10
@@ -60,6 +61,7 @@ class Seat:
             **settings,
         }
         place = servers, group, topic, PARTITIONS, name
+        self.group = group
         if kind == "streams":
             settings.setdefault("assignors", {"cooperative-sticky": sticky_plan})
             connected: Any = connect_group(*place, **settings)
@@ -108,9 +110,9 @@ class Seat:
     @property
     def metadata(self) -> bytes:
         """The newest that it published."""
-        published = self.membership.group_metadata.metadata
-        assert isinstance(published, bytes)
-        return published
+        published = self.membership.group_metadata
+        assert published.generation >= 0
+        return as_librdkafka(self.group, published.generation, published.member_id, published.instance_id)
 
     @property
     def events(self) -> list[GroupEvent]:

@@ -7,9 +7,8 @@ from confluent_kafka import TopicPartition
 
 from streams.errors import BrokerUnavailable, TopicError
 from streams.kafka.questions.admin import TopicAdmin
-from streams.kafka.wire.group_bytes import metadata_of_no_member
 from streams.model.topics import TopicSpec
-from tests.broker.client_kit import PATIENCE, Writer, create
+from tests.broker.client_kit import PATIENCE, Writer, as_librdkafka, create
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -59,7 +58,7 @@ def test_pending_offsets_are_waited_for(admin: TopicAdmin, writer: Writer, topic
     group = topic + ".group"
     assert admin.committed(group, topic) == {}
     writer.begin()
-    writer.producer.send_offsets_to_transaction([TopicPartition(topic, 0, 7)], metadata_of_no_member(group), PATIENCE)
+    writer.producer.send_offsets_to_transaction([TopicPartition(topic, 0, 7)], as_librdkafka(group), PATIENCE)
     with pytest.raises(BrokerUnavailable, match="is still open"):
         admin.committed(group, topic, timeout_seconds=2.0)
     writer.commit()

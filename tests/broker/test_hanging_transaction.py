@@ -35,7 +35,7 @@ from tests.broker.client_kit import leave_hanging, read_topic
 from tests.broker.engine_kit import PATIENCE, Lab, Running, source_of, until
 from tests.broker.gate import gate
 from tests.broker.membership_kit import Transactor
-from tests.broker.wire_kit import ANYBODY, encoding, send, set_transaction_version, slot_at, transact
+from tests.broker.wire_kit import encoding, send, set_transaction_version, slot_at, transact
 from tests.vocabulary import Totals
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.asyncio, pytest.mark.timeout(120)]
@@ -140,14 +140,14 @@ async def test_the_proof_decides_how_it_is_ended(
     async with slot_at(lab.bootstrap, "id", topic=lab.output) as slot, slot_at(lab.bootstrap, "x") as other:
         await transact(other, lab.output, 0)
         begun = Output(lab.output, b"1", b"k", None, 0, 0, 0, 0)
-        await slot.flush(await encoding(slot, [begun]), {lab.topic: {0: 1}}, lambda: ANYBODY)
+        await slot.flush(await encoding(slot, [begun]), {lab.topic: {0: 1}}, None)
         stray = Output(lab.output, b"0", b"k", None, 1, 0, 0, 0)
-        await other.flush(await encoding(other, [stray]), {lab.topic: {0: 1}}, lambda: ANYBODY)
+        await other.flush(await encoding(other, [stray]), {lab.topic: {0: 1}}, None)
         await other.commit(lambda: None)
         offset = await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._session.who[1:])
         await (slot.commit(lambda: None) if commit else slot.abort())
         if version == 2:  # a later transaction elsewhere
-            await slot.flush(await encoding(slot, [begun]), {lab.topic: {0: 2}}, lambda: ANYBODY)
+            await slot.flush(await encoding(slot, [begun]), {lab.topic: {0: 2}}, None)
             await slot.abort()
     if not reads_log:
         denied = ConfigError("not authorised")
@@ -199,14 +199,14 @@ async def test_a_slot_that_lost_its_broker_ends_its_last_transaction_again(
     await lab.create(partitions=2)
     async with slot_at(lab.bootstrap, "id", topic=lab.output) as slot:
         outputs = [Output(lab.output, b"1", b"k", None, number, 0, 0, 0) for number in range(2)]
-        await slot.flush(await encoding(slot, outputs[:1]), {lab.topic: {0: 1}}, lambda: ANYBODY)
+        await slot.flush(await encoding(slot, outputs[:1]), {lab.topic: {0: 1}}, None)
         await asyncio.to_thread(leave_hanging, client, lab.output, 1, slot._session.who[1:])
         slot._last.writes([(lab.output, 1)])
         await (slot.commit(lambda: None) if commit else slot.abort())
         assert (await lab.watermarks(lab.output))[1].stable == 0
         next(iter(slot._session.connections.values())).close()
         was_shaken = slot.is_shaken
-        await slot.flush(await encoding(slot, outputs[1:]), {lab.topic: {0: 2}}, lambda: ANYBODY)
+        await slot.flush(await encoding(slot, outputs[1:]), {lab.topic: {0: 2}}, None)
         await (slot.abort() if commit else slot.commit(lambda: None))
         assert (was_shaken, slot.is_shaken) == (True, False)
         await until(lambda: lab.admin.watermarks(lab.output)[1].stable > 2, "the markers are written")

@@ -17,7 +17,6 @@ from streams.errors import RecordsRefused, TransactionFailed
 from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.connection import connect
-from streams.kafka.wire.group_bytes import group_metadata
 from streams.kafka.wire.messages import ADD_OFFSETS, END, PRODUCE, code_of, partition_codes, refused
 from streams.kafka.wire.security import PLAINTEXT
 from streams.kafka.writing.slot import WireSlot
@@ -26,7 +25,6 @@ from streams.model.topics import TopicSpec
 from streams.records import DEFAULT_MESSAGE_LIMIT, RECORD_OVERHEAD, Headers, Output
 from streams.testing.fixtures import BrokerAddress
 from tests.broker.wire_kit import (
-    ANYBODY,
     committed,
     committed_records,
     create,
@@ -41,7 +39,7 @@ from tests.unit.waiting import PATIENCE
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
-NOBODY = GroupMetadata(1, 5, "nobody", group_metadata("group", 5, "nobody", None))
+NOBODY = GroupMetadata(1, 5, "nobody")
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ async def test_records_of_any_shape_are_read_as_they_were_sent(kafka_broker: Bro
     address = kafka_broker.bootstrap_servers
     outputs = [Output(topic, value, key, headers, 1, 0, 0, n) for n, (key, value, headers) in enumerate(SHAPES)]
     async with slot_at(address, topic + ".id", topic=topic) as slot:
-        await slot.flush(await encoding(slot, outputs), {topic: {0: 1}}, lambda: ANYBODY)
+        await slot.flush(await encoding(slot, outputs), {topic: {0: 1}}, None)
         await slot.commit(lambda: None)
     found = committed_records(ClientSettings(address), topic)
     assert [(record.key, record.value, list(record.headers or []) or None) for record in found] == SHAPES
@@ -102,7 +100,7 @@ async def test_clocks_and_kinds_of_timestamps(kafka_broker: BrokerAddress, topic
         for outputs, ahead in (([early], 0), ([msgspec.structs.replace(early, timestamp_ms=0)], 7_200)):
             slot._cluster._wall_seconds = lambda ahead=ahead: time.time() + ahead  # type: ignore[misc]
             with pytest.raises(RecordsRefused, match="timestamp") as failed:
-                await slot.flush(await encoding(slot, outputs), {topic: {0: 1}}, lambda: ANYBODY)
+                await slot.flush(await encoding(slot, outputs), {topic: {0: 1}}, None)
             assert failed.value.refused[0].is_own == (not ahead)
             assert ("set the wrong one (NTP)" in str(failed.value)) == bool(ahead)
             await slot.abort()
@@ -212,13 +210,13 @@ async def test_a_topic_that_is_deleted_in_mid_transaction(either: tuple[str, str
     async with slot_at(address, topic + ".id", topic=spec.name) as slot:
         records = await encoded(slot, spec.name, 0)
         if is_sent:
-            await slot.flush(records, {topic: {0: 1}}, lambda: ANYBODY)
+            await slot.flush(records, {topic: {0: 1}}, None)
         admin.delete_topics([spec.name])[spec.name].result(20)
         if is_sent:
             await slot.commit(lambda: None)
         else:
             with pytest.raises(TransactionFailed, match=rf"{spec.name}.*create the topic") as failed:
-                await slot.flush(records, {topic: {0: 1}}, lambda: ANYBODY)
+                await slot.flush(records, {topic: {0: 1}}, None)
             assert failed.value.kind == "blocked"
             await slot.reopen([topic])
         create(settings, spec)

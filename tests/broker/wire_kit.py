@@ -15,18 +15,13 @@ from streams.kafka.questions.admin import TopicAdmin
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.connection import connect
-from streams.kafka.wire.group_bytes import metadata_of_no_member
 from streams.kafka.wire.security import PLAINTEXT
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
-from streams.model.group import GroupMetadata
 from streams.model.topics import TopicSpec
 from streams.records import IncomingRecord, Output
 from tests.broker.client_kit import read_topic
-
-ANYBODY = GroupMetadata(1, -1, "", metadata_of_no_member("group"))
-"""The metadata of no member: the broker takes offsets under it, and does not fence them."""
 
 
 @asynccontextmanager
@@ -64,7 +59,7 @@ async def encoding(slot: WireSlot, outputs: list[Output]) -> EncodedTransaction:
 
 async def send(slot: WireSlot, topic: str, first: int, *, source: str = "") -> None:
     """Begin a transaction with records and offsets, all acknowledged."""
-    await slot.flush(await encoded(slot, topic, first), {source or topic: {0: first + 20}}, lambda: ANYBODY)
+    await slot.flush(await encoded(slot, topic, first), {source or topic: {0: first + 20}}, None)
 
 
 async def transact(slot: WireSlot, topic: str, first: int, *, commit: bool = True, source: str = "") -> None:

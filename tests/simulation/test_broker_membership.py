@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from streams.errors import BrokerUnavailable, MembershipFatal
-from streams.kafka.wire import group_bytes
 from streams.kafka.wire.codes import Code
 from streams.model.group import Assigned, Lost, Revoked
 from streams.testing.simulation.faults import Strike
@@ -33,7 +31,7 @@ async def two_share_and_one_that_closes_gives_everything_back(asker: Asker, grou
     assert first.of(Lost) == second.of(Lost) == []
     second.membership.close(3.0)
     await shared(first)
-    assert second.membership.group_metadata.metadata is None
+    assert second.membership.group_metadata.generation == -1
     assert [*group.members] == [first.id]
     assert group.beats[-1].member_epoch > 0
 
@@ -42,15 +40,15 @@ async def nothing_is_published_before_the_join_is_answered_and_the_epoch_is_the_
     asker: Asker, group: SharedGroup
 ) -> None:
     member = BrokerMember(asker, "a")
-    seen: list[Any] = []
-    member.machine.on_send = lambda name: seen.append(member.membership.group_metadata.metadata)
+    seen: list[int] = []
+    member.machine.on_send = lambda name: seen.append(member.membership.group_metadata.generation)
     await shared(member)
-    assert set(seen[: seen.index(None) + 1]) == {None}
+    assert seen[0] == -1
     _, event, told = member.history[0]
     assert isinstance(event, Assigned)
     assert (event.added, event.incarnation) == (PARTITIONS, 0)
     epoch = group.members[member.id].epoch
-    assert told.metadata == group_bytes.group_metadata(GROUP, epoch, member.id, None)
+    assert (told.generation, told.member_id, told.instance_id) == (epoch, member.id, None)
 
 
 async def a_revoked_partition_is_named_until_it_is_released_and_heartbeats_go_on(
@@ -92,7 +90,7 @@ async def an_eviction_voids_everything_before_it_is_told(asker: Asker, group: Sh
     group.evict(former)
     await until(lambda: member.of(Lost))
     _, _, seen = next(entry for entry in member.history if isinstance(entry[1], Lost))
-    assert (seen.incarnation, seen.generation, seen.metadata) == (1, -1, None)
+    assert (seen.incarnation, seen.generation) == (1, -1)
     await until(lambda: member.generation > 0 and member.owned == PARTITIONS)
     assert member.id != former
     assert member.of(Assigned)[-1].incarnation == 1
@@ -135,7 +133,7 @@ async def leaving_is_a_barrier_and_then_nothing(asker: Asker, group: SharedGroup
     await until(lambda: other.owned == PARTITIONS)
     (event,) = [event for event in leaves.of(Assigned) if event.assignment.quit]
     assert event.owned == frozenset()
-    assert leaves.membership.group_metadata.metadata is None
+    assert leaves.membership.group_metadata.generation == -1
     sent = len(leaves.machine.sent)
     leaves.membership.close(3.0)
     await elapse(SESSION)
@@ -157,9 +155,9 @@ async def closing_within_a_barrier_does_not_wait_for_it(asker: Asker, group: Sha
     second = BrokerMember(asker, "b")
     await until(lambda: first.of(Revoked))
     first.membership.close(3.0)
-    assert first.membership.group_metadata.metadata is not None
+    assert first.membership.group_metadata.generation >= 0
     await until(lambda: second.owned == PARTITIONS, 2.0)
-    assert first.membership.group_metadata.metadata is None
+    assert first.membership.group_metadata.generation == -1
 
 
 async def an_epoch_that_is_fenced_gives_the_id_back(asker: Asker, group: SharedGroup) -> None:

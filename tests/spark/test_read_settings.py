@@ -11,7 +11,6 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 import streams.spark as kes_spark
 from streams.errors import (
@@ -23,13 +22,10 @@ from streams.errors import (
     TransactionFailed,
 )
 from streams.events import event_type
-from streams.kafka.translate import (
-    DENIED,
-    FENCED,
-    NO_SUCH_TOPIC,
-    NOT_AUTHORIZED,
-    REFUSED,
-)
+from streams.kafka.permissions import is_denial
+from streams.kafka.wire.answers import PRODUCE, Meaning
+from streams.kafka.wire.codes import Code
+from streams.kafka.wire.connection import LostConnection
 from streams.records import TopicPartition
 from streams.spark.kafka import settings_of, translated
 from streams.spark.reading import topic_logs
@@ -70,7 +66,7 @@ LATE = "3 messages timed out"
     "told",
     [
         transaction._translated(TransactionFailed("flush", "_TIMED_OUT", "unknown", LATE), TARGET, "w"),
-        translated(KafkaException(KafkaError(KafkaError._TIMED_OUT, LATE)), "w", KAFKA),
+        translated(LostConnection(LATE, "_TIMED_OUT"), "w", KAFKA),
     ],
     ids=["write", "read"],
 )
@@ -128,40 +124,32 @@ def test_an_option_that_says_something_else_than_its_argument(call: Any, problem
         call()
 
 
-CODES = sorted(
-    code
-    for code in {getattr(KafkaError, name) for name in dir(KafkaError) if name.lstrip("_").isupper()}
-    if isinstance(code, int) and code != KafkaError.NO_ERROR
-)
+NAMES = [*Code.__members__, "_AUTHENTICATION", "_SSL", "_TRANSPORT", "_TIMED_OUT", "_BAD_MSG"]
 
 
-def each_code() -> Iterator[tuple[str, int, KafkaException]]:
-    assert len(CODES) > 150
-    for code in CODES:
-        error = KafkaError(code, "why")
-        yield error.name(), code, KafkaException(error)
+def named(meaning: Meaning) -> set[str]:
+    return {Code(code).name for code, each in PRODUCE.items() if each is meaning}
 
 
 def test_a_failed_write_is_fenced_or_refused_as_by_the_engine() -> None:
-    differ = []
-    for name, code, _ in each_code():
-        found = transaction._translated(TransactionFailed("flush", name, "abortable", "why"), TARGET, "w")
-        is_fenced = isinstance(found, TransactionFailed) and found.kind == "fenced"
-        is_refused = code in REFUSED
-        if is_fenced != (code in FENCED) or isinstance(found, RecordRefused) != is_refused:
-            differ.append(name)
-    assert differ == []
+    found = {
+        name: transaction._translated(TransactionFailed("flush", name, "abortable", "why"), TARGET, "w")
+        for name in NAMES
+    }
+    fenced = {name for name, error in found.items() if isinstance(error, TransactionFailed) and error.kind == "fenced"}
+    assert fenced == named(Meaning.FENCED)
+    refused = {name for name, error in found.items() if isinstance(error, RecordRefused)}
+    assert refused == named(Meaning.REFUSED) | named(Meaning.BLOCKED)
 
 
 def test_refused_credentials_and_missing_rights_and_topics_are_told_as_that() -> None:
-    differ = []
-    for name, code, error in each_code():
-        found = translated(error, "asking", KAFKA)
-        if isinstance(found, ConfigError) != (code in DENIED or code in NOT_AUTHORIZED):
-            differ.append(name)
-        if isinstance(found, TopicError) != (code in NO_SUCH_TOPIC):
-            differ.append(name)
-    assert differ == []
+    found = {name: translated(LostConnection("why", name), "asking", KAFKA) for name in NAMES}
+    denied = {name for name in NAMES if is_denial(name)} | {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"}
+    assert {name for name, error in found.items() if isinstance(error, ConfigError)} == denied
+    assert {name for name, error in found.items() if isinstance(error, TopicError)} == {
+        "UNKNOWN_TOPIC_OR_PARTITION",
+        "UNKNOWN_TOPIC_ID",
+    }
 
 
 @pytest.fixture

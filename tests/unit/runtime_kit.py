@@ -213,7 +213,7 @@ class Group:
 
     def __init__(self, broker: Broker, partitions: int) -> None:
         self._broker, self._all = broker, frozenset(range(partitions))
-        self.group_metadata = GroupMetadata(0, 1, "m", b"metadata")
+        self.group_metadata = GroupMetadata(0, 1, "m")
         self.closed = threading.Event()
         self.asked = threading.Event()
         self.answer = threading.Event()
@@ -231,7 +231,7 @@ class Group:
     def lose_and_rejoin(self) -> None:
         """The session expires, and the next generation gives everything back."""
         number = self.group_metadata.incarnation + 1
-        self.group_metadata = GroupMetadata(number, number + 1, "m", b"metadata")
+        self.group_metadata = GroupMetadata(number, number + 1, "m")
         self._deliver(Lost(number, "test"))
         self._assign()
 

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from streams.kafka.wire.cluster import Cluster
-from streams.kafka.wire.group_bytes import group_metadata
 from streams.kafka.wire.settings import ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
@@ -319,7 +318,7 @@ def named(index: int, reason: str) -> Callable[[Any], None]:
 
 PARTITIONS = 4
 STEPS = ("Produce", "AddPartitions", "AddOffsets", "TxnOffsetCommit", "EndTxn", "InitProducerId")
-METADATA = GroupMetadata(1, 5, "member", group_metadata("group", 5, "member", "instance"))
+METADATA = GroupMetadata(1, 5, "member", "instance")
 
 
 def output(number: int, partition: int = -1, topic: str = "t", size: int = 1) -> Output:

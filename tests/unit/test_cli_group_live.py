@@ -73,7 +73,7 @@ def notes_of(copies: int, moves: int, members: int) -> dict[tuple[str, int], Not
     member: Any = SimpleNamespace(
         config=SimpleNamespace(changelog="log", offsets_topic="topic", queries=QueryConfig(), visits=False),
         thread=lambda _: None,
-        membership=SimpleNamespace(group_metadata=GroupMetadata(0, 5, id_of("a"), b"")),
+        membership=SimpleNamespace(group_metadata=GroupMetadata(0, 5, id_of("a"))),
         workers={},
         wall_ms=lambda: int(BEGAN * 1000),
     )

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 import streams
-from streams.kafka.translate import FENCED, NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, broker_unavailable, error_of
+from streams.kafka.translate import NO_SUCH_TOPIC, NOT_AUTHORIZED, REFUSED, broker_unavailable, error_of
 from streams.kafka.wire.answers import GROUP, PRODUCE, Meaning
 
 STREAMS = Path(streams.__file__).parent
@@ -15,8 +15,6 @@ E = KafkaError
 
 
 def test_the_tables_do_not_contradict_each_other() -> None:
-    assert not FENCED & GROUP.keys()
-    assert not FENCED & REFUSED
     assert not GROUP.keys() & REFUSED
     assert not REFUSED & NO_SUCH_TOPIC
     assert {meaning for code, meaning in PRODUCE.items() if code in NO_SUCH_TOPIC} == {Meaning.AGAIN_LEADER}
@@ -24,7 +22,6 @@ def test_the_tables_do_not_contradict_each_other() -> None:
 
 
 def test_the_tables_that_follow_from_others() -> None:
-    assert {E._FENCED, E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH} == FENCED
     assert {
         *(E.MSG_SIZE_TOO_LARGE, E.RECORD_LIST_TOO_LARGE, E.INVALID_MSG_SIZE, E.INVALID_RECORD, E.TOPIC_EXCEPTION),
         *(E.TOPIC_AUTHORIZATION_FAILED, E.POLICY_VIOLATION, E.INVALID_TIMESTAMP),

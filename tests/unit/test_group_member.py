@@ -113,13 +113,9 @@ def test_what_was_taken_after_it_was_claimed_as_incoming_is_not_revoked_by_a_pla
 def member_of(*owned: int) -> GroupMember:
     """A member that got these partitions in its first generation."""
     member = GroupMember("a", session_seconds=6.0, rebalance_seconds=30.0)
-    assert (member.group_metadata.incarnation, member.group_metadata.generation, member.group_metadata.metadata) == (
-        0,
-        -1,
-        None,
-    )
+    assert (member.group_metadata.incarnation, member.group_metadata.generation) == (0, -1)
     member.report()
-    member.joined(1, "m-1", b"1")
+    member.joined(1, "m-1")
     member.assign(1, Assignment(own=frozenset(owned), sequence=member.holdings.reported.sequence))
     return member
 
@@ -132,7 +128,7 @@ def test_a_barrier_opens_when_all_is_released() -> None:
     assert (event.incarnation, event.generation) == (0, 1)
     member.released([1, 7], 0, 1)
     assert not member.is_barrier_open
-    member.joined(2, "m-1", b"2")  # a newer generation during the barrier, as librdkafka may publish one
+    member.joined(2, "m-1")  # a newer generation during the barrier, as librdkafka may publish one
     member.released([2], 0, 1)
     assert member.is_barrier_open
     assert member.holdings.owned == frozenset()
@@ -166,7 +162,7 @@ def test_a_loss_is_another_incarnation_and_only_one() -> None:
     member = member_of(1)
     member.begin_barrier(frozenset({1}))
     assert member.lost("evicted") == Lost(1, "evicted")
-    assert (member.group_metadata.generation, member.group_metadata.metadata) == (-1, None)
+    assert (member.group_metadata.generation, member.group_metadata.member_id) == (-1, "")
     assert member.holdings.owned == frozenset()
     assert member.is_barrier_open
     assert member.lost("again") is None

@@ -87,19 +87,6 @@ def test_the_bytes_of_before_are_still_written(what: str) -> None:
     assert written == of_before
 
 
-def test_group_metadata_is_what_librdkafka_reads() -> None:
-    assert group_bytes.group_metadata("g", 5, "m", None) == b"CGMDv2:\x05\x00\x00\x00g\x00m\x00\x01"
-    assert group_bytes.group_metadata("g", 258, "m", "i") == b"CGMDv2:\x02\x01\x00\x00g\x00m\x00\x00i\x00"
-    assert group_bytes.metadata_of_no_member("g") == b"CGMDv2:\xff\xff\xff\xffg\x00\x00\x01"
-
-
-@pytest.mark.parametrize("wrong", [("", 3, "m"), ("g", -1, "m"), ("g", 3, ""), ("g", 3, "mü"), ("g", 3, "m\0")])
-def test_metadata_that_the_broker_would_not_fence_cannot_be_built(wrong: tuple[str, int, str]) -> None:
-    for arguments in ((*wrong, None), ("g", 3, "m", "")):
-        with pytest.raises(ValueError, match=r"not a member|printable ASCII"):
-            group_bytes.group_metadata(*arguments)
-
-
 def decoded(assignment: Assignment, partitions: int = 10, member: str = "me") -> Assignment:
     return group_bytes.decode_assignment(group_bytes.encode_assignment("topic", assignment), partitions, member)
 

@@ -165,7 +165,7 @@ async def test_no_producer_is_opened_while_the_name_may_be_anothers(
     await bench.until_active()
     assert len(opened) == 3
     engine = bench.engine
-    group.group_metadata = GroupMetadata(1, 2, "n", b"metadata")
+    group.group_metadata = GroupMetadata(1, 2, "n")
     group._deliver(Lost(1, "test"))
     await bench.until(lambda: not engine.workers, "it is lost")
     slot = engine.slots.take()

@@ -55,7 +55,10 @@ def test_an_event_costs_no_more_than_is_known(system: str) -> None:
 
 def test_the_guard_sees_one_more_function_on_the_way(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "streams", tmp_path / "streams", ignore=shutil.ignore_patterns("__pycache__"))
-    assert counted("engine", tmp_path) == here("engine"), "the same code costs the same, to the last bytecode"
+    again = counted("engine", tmp_path)
+    # Nearly: on a busy machine a poll may be cut at another record, which a count per event shows in its second digit.
+    alike = {kind: pytest.approx(stages, rel=1e-3, abs=0.1) for kind, stages in here("engine").items()}
+    assert again == alike, "the same code costs the same"
     with (tmp_path / "streams/runtime/partition/event_context.py").open("a") as file:
         file.write(SLOWER)
     told = too_much(counted("engine", tmp_path), here("engine"))

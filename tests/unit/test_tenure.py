@@ -16,7 +16,7 @@ class ScriptedGroup:
     """A membership and its questions: ``tell`` is what the group says, ``given_up`` what it was told."""
 
     def __init__(self) -> None:
-        self.group_metadata = GroupMetadata(0, 1, "me", b"")
+        self.group_metadata = GroupMetadata(0, 1, "me")
         self.given_up: list[tuple[frozenset[int], int, int]] = []
         self.answer: bool | Exception = True
         self.asked: list[tuple[str, int]] = []
@@ -126,9 +126,9 @@ def test_a_tenure_is_confirmed_by_an_answer_of_the_group_and_nothing_else(
         group.answer = answer
         assert not tenure.is_confirmed()
     group.answer = True
-    group.group_metadata = GroupMetadata(1, -1, "", None)
+    group.group_metadata = GroupMetadata(1, -1, "")
     assert not tenure.is_confirmed()
-    group.group_metadata = GroupMetadata(1, 7, "me", b"")  # joined again since: it is another tenure's answer
+    group.group_metadata = GroupMetadata(1, 7, "me")  # joined again since: it is another tenure's answer
     assert not tenure.is_confirmed()
     assert len(group.asked) == 3
 

@@ -53,8 +53,8 @@ async def test_partitions_that_are_added_are_used_by_the_next_transaction() -> N
         broker.topics["t"] = 40
         await slot._cluster.refresh(["t"])
         await records.complete([*outputs, *outputs])
-        assert max(partition for _, partition, _ in records.encoded.parts()) < 4
-        assert max(partition for _, partition, _ in (await encoded(slot, *outputs)).encoded.parts()) > 4
+        assert max(part.partition for part in records.encoded.rounds({})[0]) < 4
+        assert max(part.partition for part in (await encoded(slot, *outputs)).encoded.rounds({})[0]) > 4
 
 
 async def test_a_partition_that_was_just_added_is_looked_for_before_a_record_is_refused() -> None:

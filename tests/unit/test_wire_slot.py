@@ -10,7 +10,6 @@ import pytest
 from streams.core.recovery import Patience
 from streams.errors import RecordsRefused, TransactionFailed
 from streams.kafka.wire import protocol
-from streams.kafka.wire.group_bytes import group_metadata
 from streams.kafka.writing.slot import WireSlot
 from streams.model.group import GroupMetadata
 from streams.records import Output, RefusedRecord
@@ -256,7 +255,7 @@ async def test_a_failure_names_what_it_is_about(request_name: str, code: int, sa
 async def test_a_member_id_of_one_kilobyte() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         member = "m" * 1024
-        metadata = GroupMetadata(1, 5, member, group_metadata("group", 5, member, "i" * 249))
+        metadata = GroupMetadata(1, 5, member, "i" * 249)
         await flush(slot, output(1), fence=lambda: metadata)
         (offsets,) = [request for _, name, request in broker.requests if name == "TxnOffsetCommit"]
         assert (offsets.member_id, offsets.group_instance_id) == (member, "i" * 249)
@@ -286,7 +285,7 @@ async def test_the_membership_is_looked_at_before_the_offsets_and_before_the_end
 async def test_a_process_that_is_not_in_the_group_sends_nothing() -> None:
     async with ScriptedBroker() as broker, opened(broker) as slot:
         with pytest.raises(TransactionFailed, match="NO_MEMBER") as failed:
-            await flush(slot, output(1), fence=lambda: GroupMetadata(1, -1, "", None))
+            await flush(slot, output(1), fence=lambda: GroupMetadata(1, -1, ""))
         assert failed.value.kind == "stale"
         assert broker.asked("Produce", "TxnOffsetCommit") == []
 
@@ -381,7 +380,7 @@ async def test_a_batch_that_is_too_large_names_no_record_and_makes_the_next_ones
         broker.batch_limit = 30_000
         broker.answer("Produce", 10)
         assert [refused.output for refused in await refused_by(slot, *outputs)] == [None]
-        batches = [batch for _, _, own in (await encoded(slot, *outputs)).encoded.parts() for batch in own]
+        batches = [part.batch for parts in (await encoded(slot, *outputs)).encoded.rounds({}) for part in parts]
         assert len(batches) == 4
         assert max(batch.size for batch in batches) < 30_000
         await transact(slot, outputs)

@@ -6,7 +6,7 @@ Pure. The codes are Kafka's (``GroupMetadataManager``); the steps are those of `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from streams.kafka.group.join_answers import EVERYWHERE, JoinStep, MemberStanding, step_without_row
@@ -37,10 +37,3 @@ def next_step(standing: MemberStanding, code: int) -> JoinStep:
     """Return the next step after an answer with this error code (0: none)."""
     joining = _JOINING if standing is not MemberStanding.MEMBER else {}
     return joining.get(code) or _ROWS.get(code) or step_without_row(code)
-
-
-def rows() -> Iterable[tuple[MemberStanding, int, JoinStep]]:
-    """List the whole table, as it is read."""
-    for standing in MemberStanding:
-        for code in Code:
-            yield standing, code, next_step(standing, code)

@@ -107,11 +107,8 @@ class BrokerMembership(GroupMembership):
                 return
         self._state.rival.passed()
         self._look_at = self._now() + RIVAL_SECONDS
-        self._assigned(self.group_metadata.generation, Assignment(own=own, members=self._members))
-
-    @property
-    def _members(self) -> tuple[str, ...]:
-        return self._instance, *sorted(self._others)
+        members = self._instance, *sorted(self._others)
+        self._assigned(self.group_metadata.generation, Assignment(own=own, members=members))
 
     async def _step(self) -> None:
         if self._state.holdings.leaving:

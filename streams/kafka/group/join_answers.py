@@ -7,7 +7,7 @@ coordinator of today gives: it is tried on, and named in the log.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from streams.kafka.wire.codes import Code, is_retriable
@@ -97,11 +97,3 @@ def next_step(standing: MemberStanding, request: GroupRequest, code: int) -> Joi
 def step_without_row(code: int) -> JoinStep:
     """Return the next step after a code that no coordinator of today gives."""
     return JoinStep.WAIT if is_retriable(code) else JoinStep.REPORT
-
-
-def rows() -> Iterable[tuple[MemberStanding, GroupRequest, int, JoinStep]]:
-    """List the whole table, as it is read."""
-    for standing in MemberStanding:
-        for request in GroupRequest:
-            for code in Code:
-                yield standing, request, code, next_step(standing, request, code)

@@ -29,8 +29,7 @@ from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.lines import HOPELESS
-from streams.kafka.wire.message import Request
-from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest, HeartbeatResponse
+from streams.kafka.wire.schemas.heartbeat import HeartbeatRequest
 from streams.kafka.wire.schemas.join_group import JoinGroupRequest, JoinGroupResponse
 from streams.kafka.wire.schemas.sync_group import SyncGroupRequest, SyncGroupResponse
 
@@ -323,17 +322,15 @@ class JoinProtocol:
         await asyncio.sleep(seconds)
 
     async def _beat_once(self) -> None:
-        # A broker that keeps the connection and does not answer (frozen, cut off) has a session's time.
-        answer = await self._line.ask(self._heartbeat(), _VERSIONS[GroupRequest.HEARTBEAT], self._session)
-        self._check(GroupRequest.HEARTBEAT, answer.error_code)
-
-    def _heartbeat(self) -> Request[HeartbeatResponse]:
-        return HeartbeatRequest(
+        request = HeartbeatRequest(
             group_id=self._settings.group_id,
             generation_id=self._generation,
             member_id=self.member_id,
             group_instance_id=self._settings.static_id,
         )
+        # A broker that keeps the connection and does not answer (frozen, cut off) has a session's time.
+        answer = await self._line.ask(request, _VERSIONS[GroupRequest.HEARTBEAT], self._session)
+        self._check(GroupRequest.HEARTBEAT, answer.error_code)
 
     def _stop_beats(self) -> None:
         # The task itself comes here when its answer voids the membership; it ends by itself.

@@ -237,8 +237,7 @@ class GroupMembership:
         before = self.group_metadata
         if before.generation >= 0 and before.member_id != member_id:  # orders and markers name the former id
             self.voided("the group gave this member another id")
-        metadata = group_bytes.group_metadata(self._group_id, generation, member_id, self._static_id)
-        self._state.joined(generation, member_id, metadata)
+        self._state.joined(generation, member_id, self._static_id)
 
     async def joined(self, generation: int, data: bytes) -> None:
         await self._apply(generation, data)

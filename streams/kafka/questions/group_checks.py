@@ -18,7 +18,6 @@ from streams.kafka.reading.reader import PartitionReader
 from streams.kafka.settings import ClientSettings
 from streams.kafka.wire.client import WireClient
 from streams.kafka.wire.codes import BrokerRefusal, Code
-from streams.kafka.wire.group_bytes import metadata_of_no_member
 from streams.kafka.wire.security import Security
 from streams.kafka.writing.blocking import BlockingSlot
 from streams.kafka.writing.plain_producer import PlainProducer
@@ -123,8 +122,7 @@ class GroupChecks:
     def hold(self, slot: BlockingSlot, offsets: Mapping[int, int], topic: str = "") -> None:
         """Send offsets of the group (in an input, by default the source's own topic) into a transaction, then check
         that no member is alive. Raises ``OffsetError``, ``TransactionFailed``."""
-        metadata = metadata_of_no_member(self._config.group_id)
-        slot.send_offsets(topic or self._config.offsets_topic, offsets, metadata)
+        slot.send_offsets(topic or self._config.offsets_topic, offsets)
         # Not before: a member that joins from now on finds the pending offsets, and waits for the end of the
         # transaction before it takes over one of these partitions. One that joined earlier is found here.
         self.refuse_if_alive()
@@ -132,7 +130,7 @@ class GroupChecks:
     def hold_of(self, slot: BlockingSlot, group_id: str, offsets: Mapping[int, int], topic: str) -> None:
         """Send offsets of another group into a transaction: they are pending until its end. Raises
         ``TransactionFailed``."""
-        slot.send_offsets(topic, offsets, metadata_of_no_member(group_id), group_id)
+        slot.send_offsets(topic, offsets, group_id)
 
     def refuse_if_begun(self) -> None:
         """Refuse as ``refuse_unless_at_rest`` does, from within a transaction that has sent offsets for the group."""

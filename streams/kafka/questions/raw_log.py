@@ -10,16 +10,15 @@ from typing import Final, NamedTuple
 from streams.errors import LogDamaged
 from streams.kafka import permissions
 from streams.kafka.questions.asking import Questions
-from streams.kafka.reading.record_batches import FetchedBatches
+from streams.kafka.reading.record_batches import HEAD, FetchedBatches
 from streams.kafka.wire.codec import MalformedAnswer, WireBytes
 from streams.kafka.wire.connection import LostConnection
 from streams.kafka.wire.topic_questions import EARLIEST, LATEST, fetch
 
-_HEADER: Final = struct.Struct(">qiibIhiqqqhii")  # of record batches v2 (Kafka's documentation, "Message Format")
 _TRANSACTIONAL, _CONTROL = 0x10, 0x20  # in the attributes
 _INT16: Final = struct.Struct(">h")
 _LEAST_LENGTH: Final = 14  # of a batch behind its offset and its length, in the oldest format
-_MARKER_TYPE: Final = _HEADER.size + 7
+_MARKER_TYPE: Final = HEAD.size + 7
 """Bytes of a batch in front of a marker's type: its head, five numbers of one byte each (length, attributes, time,
 offset, length of the key), and the version of the key (two bytes)."""
 _FETCH_BYTES: Final = 4 << 20
@@ -56,10 +55,8 @@ def batches(data: bytes) -> Iterator[LogBatch]:
     """Read the batches of an answer, without the last one if it is cut off. Formats before v2 are left out. Raises
     ``MalformedAnswer`` for what is no batch."""
     at = 0
-    while at + _HEADER.size <= len(data):
-        base, length, _, magic, _, attributes, delta, _, newest, producer, epoch, _, count = _HEADER.unpack_from(
-            data, at
-        )
+    while at + HEAD.size <= len(data):
+        base, length, _, magic, _, attributes, delta, _, newest, producer, epoch, _, count = HEAD.unpack_from(data, at)
         end = at + 12 + length
         if length < _LEAST_LENGTH:
             raise MalformedAnswer(f"a batch of {length} bytes at {at} of {len(data)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from streams.kafka.reading.fetch_session import LOG_START, FetchOptions, FetchSession, LogPartition
 from streams.kafka.reading.reading_loop import ReadingLoop
@@ -32,11 +32,11 @@ _LONG_MS: Final = 50
 """Milliseconds: a request that the broker may hold for longer is given up for partitions that are added."""
 
 
-class FetchAnswer:
+class FetchAnswer(NamedTuple):
     """The answer of a broker: of each partition, with the offset that was requested. ``code``: an error of all."""
 
-    def __init__(self, code: int, partitions: list[tuple[LogPartition, int, PartitionData]]) -> None:
-        self.code, self.partitions = code, partitions
+    code: int
+    partitions: list[tuple[LogPartition, int, PartitionData]]
 
 
 class FetchLine:

@@ -20,7 +20,8 @@ from streams.kafka.reading.received import received
 from streams.kafka.wire.compression import decompressed
 from streams.records import IncomingRecord, ReceivedHeaders
 
-_HEAD: Final = struct.Struct(">qiibIhiqqqhii")
+HEAD: Final = struct.Struct(">qiibIhiqqqhii")
+"""The head of a batch (Kafka's documentation, "Message Format")."""
 _FIRST: Final = struct.Struct(">qiibIhi")
 _MAGIC_AT: Final = 16
 _MOST_HEADERS: Final = 1024
@@ -118,7 +119,7 @@ class FetchedBatches:
                 most,
                 self.topic,
                 self.partition,
-                _HEAD.unpack_from,
+                HEAD.unpack_from,
                 google_crc32c.value,
                 decompressed,
                 headers_of,

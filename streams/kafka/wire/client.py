@@ -24,7 +24,7 @@ from streams.kafka.wire.codes import BrokerRefusal, Code, raise_for
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
 from streams.kafka.wire.explaining import explained, plain
 from streams.kafka.wire.io_thread import IoThread
-from streams.kafka.wire.lines import CLOSED, HOPELESS, Address, Connect, Lines, is_hopeless, until_deadline
+from streams.kafka.wire.lines import CLOSED, HOPELESS, Address, Connect, Lines, address_of, is_hopeless, until_deadline
 from streams.kafka.wire.message import AnswerT, Request
 from streams.kafka.wire.schemas.find_coordinator import FindCoordinatorRequest
 from streams.kafka.wire.schemas.metadata import MetadataRequest, MetadataResponse
@@ -76,7 +76,7 @@ class WireClient:
         self.addresses = bootstrap_servers
         self.on_crash: Callable[[BaseException], None] | None = None
         """Called on the I/O thread when that ends by an error."""
-        self._bootstrap = [_address(part) for part in bootstrap_servers.split(",")]
+        self._bootstrap = [address_of(part) for part in bootstrap_servers.split(",")]
         self._connect = connecting or partial(
             connect, client_id=client_id, security=security, needed={}, largest_answer=LARGEST_ANSWER
         )
@@ -427,8 +427,3 @@ def _fail(answer: Future[Any], error: BaseException) -> None:
 def _report(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a step on the I/O thread failed", exc_info=error)
-
-
-def _address(text: str) -> Address:
-    host, _, port = text.strip().rpartition(":")
-    return host.strip("[]"), int(port)

@@ -14,6 +14,7 @@ from uuid import UUID
 from streams.errors import TransactionFailed
 from streams.kafka.wire.codes import Code, is_retriable, name_of
 from streams.kafka.wire.connection import BrokerConnection, LostConnection, connect
+from streams.kafka.wire.lines import Address, address_of
 from streams.kafka.wire.message import AnswerT, Request
 from streams.kafka.wire.messages import LEAST_VERSIONS
 from streams.kafka.wire.placement import BATCH_HEAD, DeclaredPlacement, Placement
@@ -54,8 +55,8 @@ class Cluster:
         kind: type[BrokerConnection] = BrokerConnection,
     ) -> None:
         self.settings, self._wall_seconds, self._needed, self._kind = settings, wall_seconds, needed, kind
-        self._bootstrap = [_address(part) for part in settings.bootstrap_servers.split(",")]
-        self._brokers: dict[int, tuple[str, int]] = {}
+        self._bootstrap = [address_of(part) for part in settings.bootstrap_servers.split(",")]
+        self._brokers: dict[int, Address] = {}
         self._any: BrokerConnection | None = None
         self._asking = asyncio.Lock()
         self._turn = -1
@@ -302,8 +303,3 @@ class SlotConnections:
         self._by_broker.clear()
         self._were_lost = True  # what was under way on them has no answer
         self._cluster.close()
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.strip().rpartition(":")
-    return host.strip("[]"), int(port)

@@ -1,4 +1,4 @@
-"""Bytes of the group protocol: what members send each other, and the group metadata a producer shows to the broker.
+"""Bytes of the group protocol: what members send each other.
 
 A report travels as user data of Kafka's own subscription, an assignment as user data of Kafka's own assignment, so
 that the usual tools show members, topics and partitions. User data is one version byte and msgpack. Fields may be added
@@ -14,7 +14,6 @@ Other members' bytes are input from outside: nothing here trusts them, and no de
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection
 from typing import Any
 
@@ -57,43 +56,6 @@ def checked_name(setting: str, value: str, *, dots: bool = True) -> str:
     if not dots and "." in value:
         raise ConfigError(f"{setting} must not contain a dot (it is a part of transactional ids), got {value!r}")
     return value
-
-
-def group_metadata(group_id: str, generation: int, member_id: str, group_instance_id: str | None) -> bytes:
-    """Group metadata as librdkafka reads it (``CGMDv2``): generation, group, member and, for static members, instance.
-    ``ValueError``: not a member's."""
-    # The broker takes offsets of generation -1 from anybody, unfenced: an evicted member could commit with these.
-    if generation < 0 or not member_id:
-        raise ValueError(f"not a member: generation {generation}, member id {member_id!r}")
-    names = (group_id, member_id) if group_instance_id is None else (group_id, member_id, group_instance_id)
-    if not all(name and name.isascii() and name.isprintable() for name in names):
-        raise ValueError(f"group metadata takes printable ASCII only, not {names!r}")
-    group, member, *instance = (name.encode() + b"\0" for name in names)
-    # "=": librdkafka reads the generation in the byte order of the machine.
-    return b"CGMDv2:" + struct.pack("=i", generation) + group + member + (b"\0" + instance[0] if instance else b"\1")
-
-
-def metadata_of_no_member(group_id: str) -> bytes:
-    """Group metadata (``CGMDv2``) of a command that is no member. The broker does not fence it."""
-    return b"CGMDv2:" + struct.pack("=i", -1) + group_id.encode() + b"\0\0\1"
-
-
-class Metadata(msgspec.Struct, frozen=True):
-    """Fields of librdkafka's group metadata bytes."""
-
-    generation: int
-    member_id: str
-    data: bytes
-    instance_id: str | None = None
-
-
-def parse_metadata(data: bytes) -> Metadata:
-    """Read ``CGMDv2`` bytes. ``ValueError``: another version, with other rules."""
-    magic, rest = data[:7], data[11:].split(b"\0")
-    if magic != b"CGMDv2:" or len(rest) < 3:
-        raise ValueError(f"group metadata of an unknown version: {data[:16]!r}")
-    instance = rest[3].decode("ascii") if len(rest) > 3 and not rest[2] else None  # after a 0; a 1: there is none
-    return Metadata(struct.unpack_from("=i", data, 7)[0], rest[1].decode("ascii"), data, instance)
 
 
 def encode_report(topic: str, report: MemberReport) -> bytes:

@@ -234,6 +234,12 @@ def refuses_certificate(cause: BaseException | None) -> bool:
     )
 
 
+def address_of(text: str) -> Address:
+    """Read ``host:port``."""
+    host, _, port = text.strip().rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def until_deadline(deadline: float) -> asyncio.Timeout:
     """Limit a block by the loop's time; infinity is no limit."""
     return asyncio.timeout_at(None if deadline == math.inf else deadline)

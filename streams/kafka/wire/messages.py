@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from streams.kafka.wire.codec import MalformedAnswer as MalformedAnswer
-from streams.kafka.wire.codec import WireBytes
+from streams.kafka.wire.codec import WireBytes, put_unsigned
 
 PRODUCE: Final = 0
 ADD_PARTITIONS: Final = 24
@@ -57,10 +57,7 @@ def unsigned(number: int) -> bytes:
     if number < 1 << 14:
         return bytes((number & 127 | 128, number >> 7))
     encoded = bytearray()
-    while number > 127:
-        encoded.append((number & 127) | 128)
-        number >>= 7
-    encoded.append(number)
+    put_unsigned(encoded, number)
     return bytes(encoded)
 
 

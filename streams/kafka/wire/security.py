@@ -52,7 +52,7 @@ class Security:
         Certificates are read here, so a wrong file is found before anything connects. Raises ``ConfigError`` for a
         setting that cannot be honoured, and for a file or a value that is wrong.
         """
-        rest = security_only(settings)
+        rest = {name: value for name, value in settings.items() if name.startswith(_PREFIXES)}
         protocol = str(rest.pop("security.protocol", "plaintext")).upper()
         if protocol not in _PROTOCOLS:
             raise ConfigError(f"security.protocol must be one of {', '.join(_PROTOCOLS).lower()}")
@@ -70,11 +70,6 @@ class Security:
 
 PLAINTEXT: Final = Security()
 """Connections without TLS and without a login."""
-
-
-def security_only(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of librdkafka settings that is about security."""
-    return {name: value for name, value in settings.items() if name.startswith(_PREFIXES)}
 
 
 def _credentials(settings: Mapping[str, Any]) -> Credentials:

@@ -16,7 +16,6 @@ from streams.kafka.wire.cluster import Cluster
 from streams.kafka.wire.settings import OF_LIBRDKAFKA_S_PRODUCER, ProducerSettings
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.slot import WireSlot
-from streams.model.group import GroupMetadata
 from streams.model.partitioners import PARTITIONERS, NullKeys
 from streams.records import Output
 from streams.sak.forks import MadeHere, never_freed
@@ -65,13 +64,13 @@ class BlockingSlot:
         Returns the offset behind the last record of each topic and partition; -1: the broker has not said it."""
         return self._portal.call(self._send, outputs)
 
-    def send_offsets(self, topic: str, offsets: Mapping[int, int], metadata: bytes, group_id: str = "") -> None:
+    def send_offsets(self, topic: str, offsets: Mapping[int, int], group_id: str = "") -> None:
         """Send offsets of the group into the transaction, or those of another one; they are pending until its end."""
         if group_id:
             self._portal.call(self._slot.use_group, group_id)
         records = EncodedTransaction(self._cluster, self._seconds)
         by_topic = {topic: offsets} if offsets else {}
-        self._portal.call(self._slot.flush, records, by_topic, lambda: GroupMetadata(0, -1, "", metadata))
+        self._portal.call(self._slot.flush, records, by_topic, None)
         if group_id:
             self._portal.call(self._slot.use_group, self._group_id)
 
@@ -91,7 +90,7 @@ class BlockingSlot:
     async def _send(self, outputs: Sequence[Output]) -> dict[tuple[str, int], int]:
         records = EncodedTransaction(self._cluster, self._seconds)
         await records.complete(outputs)
-        await self._slot.flush(records, {}, _no_fence)
+        await self._slot.flush(records, {}, None)
         return records.ends()
 
 
@@ -171,7 +170,7 @@ class Transactions:
                             await slot.reopen({output.topic for output in outputs})
                         records = EncodedTransaction(cluster, self._call_seconds)
                         await records.complete(outputs)
-                        await slot.flush(records, {}, _no_fence)
+                        await slot.flush(records, {}, None)
                         return await slot.commit(requested)
                     except TransactionFailed as error:
                         failure, is_final = _judged(error, requests)
@@ -215,7 +214,3 @@ def _portal(resources: contextlib.ExitStack, slot: WireSlot) -> BlockingPortal:
     resources.callback(portal.call, portal.stop, True)  # True: tasks are cancelled
     resources.callback(portal.call, slot.abandon)
     return portal
-
-
-def _no_fence() -> GroupMetadata:
-    raise AssertionError("no offsets are sent")

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from streams.errors import TransactionFailed
 from streams.kafka.wire import messages
-from streams.kafka.wire.group_bytes import parse_metadata
 from streams.kafka.wire.messages import Identity
 from streams.model.group import GroupMetadata
 
@@ -22,11 +21,11 @@ class Offsets(NamedTuple):
     def request(self, who: Identity, group_id: str) -> list[bytes]:
         """Encode their request, under the newest metadata. Raises ``TransactionFailed``."""
         # Read when the request is made, never kept: from each JoinGroup answer on the broker refuses the one before.
-        metadata = self.fence().metadata
-        if metadata is None:
+        member = self.fence()
+        # The broker takes offsets of generation -1 from anybody, unfenced: an evicted member could commit with it.
+        if member.generation < 0:
             raise TransactionFailed("send_offsets_to_transaction", "NO_MEMBER", "stale", "not in the group right now")
         # Instance id included: a broker takes a static member's offsets without it, but does not fence it by it then.
-        member = parse_metadata(metadata)
         return messages.commit_offsets(
             who, group_id, member.generation, member.member_id, member.instance_id, self.offsets
         )

@@ -7,7 +7,7 @@ is sent again after an abort are the same rows under a new head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -172,13 +172,6 @@ class EncodedRecords:
             except NotPlaced as error:
                 return RecordRefused(str(error))
         return None
-
-    def parts(self) -> Iterator[tuple[str, int, list[Batch]]]:
-        """Iterate over topic, partition and batches, which go one after the other."""
-        for topic, known in self._topics.items():
-            for partition, rows in known.rows.items():
-                if batches := rows.batches():
-                    yield topic, partition, batches
 
     def rounds(self, sequences: dict[tuple[str, int], int]) -> list[list[Part]]:
         """Arrange the batches: a request takes one of each partition, so further ones go in further rounds.

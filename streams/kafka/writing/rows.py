@@ -8,6 +8,7 @@ from typing import Final
 import google_crc32c
 import msgspec
 
+from streams.kafka.wire.codec import put_unsigned
 from streams.kafka.wire.compression import Compression
 from streams.kafka.wire.placement import Placement
 
@@ -20,12 +21,8 @@ _TAIL: Final = struct.Struct(">hiqqqhii")
 
 
 def _varint(number: int) -> bytes:
-    number = number << 1 if number >= 0 else (-number << 1) - 1
     encoded = bytearray()
-    while number > 127:
-        encoded.append((number & 127) | 128)
-        number >>= 7
-    encoded.append(number)
+    put_unsigned(encoded, number << 1 if number >= 0 else (-number << 1) - 1)
     return bytes(encoded)
 
 

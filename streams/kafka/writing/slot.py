@@ -21,7 +21,7 @@ from streams.kafka.wire.messages import MalformedAnswer
 from streams.kafka.wire.protocol import Markers
 from streams.kafka.writing.encoded_transaction import EncodedTransaction
 from streams.kafka.writing.last_transaction import LastTransaction, by_topic, until_led
-from streams.kafka.writing.offsets import Offsets
+from streams.kafka.writing.offsets import Offsets, OffsetsOfNoMember
 from streams.kafka.writing.session import TransactionSession
 from streams.model.group import GroupMetadata
 from streams.settings.groups import DELIVERY_SHARE
@@ -124,13 +124,17 @@ class WireSlot:
     # -- sending -------------------------------------------------------------------------------------------------------
 
     async def flush(
-        self, records: EncodedTransaction, offsets: Mapping[str, Mapping[int, int]], fence: Callable[[], GroupMetadata]
+        self,
+        records: EncodedTransaction,
+        offsets: Mapping[str, Mapping[int, int]],
+        fence: Callable[[], GroupMetadata] | None,
     ) -> None:
         """Send all records and, beside them, the offsets under the newest group metadata; wait until all in-sync
         replicas have them. The first call begins a transaction, further ones add to it.
 
         ``offsets``: the next offset to read, by topic and partition, all in one request. ``fence`` is called right
-        before they are sent; an error of it is raised here. After a failure the transaction is to be aborted.
+        before they are sent; an error of it is raised here. ``None``: a command sends them, which is no member; the
+        broker takes them unfenced. After a failure the transaction is to be aborted.
         """
         session = self._session
         if not offsets and session.group_id and not self._has_begun:
@@ -158,7 +162,8 @@ class WireSlot:
                 await session.enlist(by_topic(places), with_offsets=bool(offsets))
             # Not before it is enlisted: until then it has no records, and the one before is still the last.
             self._last.writes(places)
-            pending = Offsets(offsets, fence) if offsets else None
+            sent = Offsets(offsets, fence) if fence is not None else OffsetsOfNoMember(offsets, "")
+            pending = sent if offsets else None
             for parts in rounds:
                 _, producer_id, epoch = session.who
                 compression = self._cluster.settings.compression

@@ -21,7 +21,6 @@ from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, KafkaException
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from streams.errors import BrokerUnavailable, LogDamaged, OffsetError, StreamsError, TopicError, TopicReplaced
@@ -316,10 +315,7 @@ class _RangeReader:
         fetcher = self._fetcher
         assert fetcher is not None
         if (refused := fetcher.refused) is not None:
-            code = getattr(KafkaError, refused.code)
-            raise translated(
-                KafkaException(KafkaError(code, str(refused))), f"reading {self._where}", self._options.kafka
-            )
+            raise translated(refused, f"reading {self._where}", self._options.kafka)
         if time.monotonic() - self._progress > self._options.stall_seconds:
             if fetcher.by_name and not self.is_planned_topic():
                 self.ended = True

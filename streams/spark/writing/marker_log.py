@@ -67,7 +67,7 @@ class MarkerLog:
         partition = self._partition(self._checked().partitions)
         # Looked up behind the fence: what this id had open is decided, so its newest record lies below this end.
         marks = topic_admin(self._kafka).watermarks(self.topic, [partition], TIMEOUT_SECONDS)[partition]
-        with contextlib.closing(PartitionReader(settings_of(self._kafka, self._identity))) as reader:
+        with contextlib.closing(PartitionReader(settings_of(self._kafka))) as reader:
             try:
                 found = reader.last_with_key(
                     self.topic, {partition: (marks.start, marks.end)}, self._identity.encode(),

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Self
 
-from confluent_kafka import KafkaError
-
 from streams.errors import BrokerUnavailable, ConfigError, RecordRefused, StreamsError, TopicError, TransactionFailed
-from streams.kafka.permissions import Right, on_group, on_topic, on_transactional_id
-from streams.kafka.translate import FENCED, NOT_AUTHORIZED, REFUSED
+from streams.kafka.permissions import Right, is_denial, on_group, on_topic, on_transactional_id
+from streams.kafka.wire.answers import PRODUCE, Meaning
+from streams.kafka.wire.codes import Code
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.spark.kafka import TIMEOUT_SECONDS, no_such_topic, reason_of, topic_admin, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, code_of, no_such_topic, topic_admin, translated
 from streams.spark.options import KafkaSettings
 from streams.spark.writing.marker_log import MarkerLog
 from streams.spark.writing.markers import SinkRequest, Stored, Written
@@ -216,30 +215,29 @@ def _rights_to_read(target: WriteTarget) -> list[Right]:
 
 
 def _translated(error: TransactionFailed, target: WriteTarget, doing: object) -> StreamsError:
-    reason = reason_of(error)
-    if reason.code() == KafkaError._TRANSPORT:
+    code, name, reason = code_of(error), error.code, error.reason
+    meaning = PRODUCE.get(code)
+    if name == "_TRANSPORT":
         return error  # no answer: the marker will tell
-    if reason.code() in FENCED:
+    if meaning is Meaning.FENCED:
         return TransactionFailed(
-            "commit_transaction", reason.name(), "fenced",
+            "commit_transaction", name, "fenced",
             f"{doing}: another run under this name took over (one of the two is too many: stop it), or the transaction "
             "outlived kafka.transaction.timeout.ms (run it again)",
         )  # fmt: skip
-    if reason.code() == KafkaError._TIMED_OUT:
+    if name == "_TIMED_OUT":
         return BrokerUnavailable(
-            f"{doing}: not committed in time ({reason.str()}): the broker is away, the line too slow for a batch of "
+            f"{doing}: not committed in time ({reason}): the broker is away, the line too slow for a batch of "
             "this size, the store of stagingDir slow to read, or this process stood still. Run it again. On a slow "
             "line or store: smaller batches (maxOffsetsPerTrigger), or a longer kafka.transaction.timeout.ms"
         )
-    if reason.code() in REFUSED:
-        return RecordRefused(
-            f"{doing}: the broker refuses a record ({reason.name()}: {reason.str()}); nothing was written"
-        )
-    if reason.code() == KafkaError.UNSUPPORTED_COMPRESSION_TYPE:
+    if meaning in (Meaning.REFUSED, Meaning.BLOCKED):
+        return RecordRefused(f"{doing}: the broker refuses a record ({name}: {reason}); nothing was written")
+    if code == Code.UNSUPPORTED_COMPRESSION_TYPE:
         return ConfigError(
-            f"{doing}: the broker refuses batches of this compression ({reason.str()}); nothing was written. Give "
+            f"{doing}: the broker refuses batches of this compression ({reason}); nothing was written. Give "
             "another kafka.compression.type (gzip is the oldest; none)"
         )
-    if reason.code() in NOT_AUTHORIZED or reason.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
-        return ConfigError(f"{doing}: the broker refuses it ({reason.name()}: {reason.str()}); nothing was written")
+    if is_denial(name) or code == Code.OFFSET_METADATA_TOO_LARGE:
+        return ConfigError(f"{doing}: the broker refuses it ({name}: {reason}); nothing was written")
     return translated(error, str(doing), target.kafka)
