@@ -5,7 +5,8 @@ waits ahead of an event's turn, ``scheduler`` (``AsyncJobScheduler``) and ``conc
 ``ahead`` and ``durable`` the work does not wait: by the scheduler, and by a durable job for each event (after ``delay``
 seconds; with ``tells`` outputs tell how long after its event a job began). With
 ``parking`` one account in ``bad`` (0: none) fails for a millisecond, ``fails`` times for each event, and is parked;
-``pace``: the seconds until it is tried again for the first time.
+``pace``: the seconds until it is tried again for the first time. With ``heals`` all fail so many seconds long from the
+first failure on, and with ``waits=partition`` their partitions wait meanwhile, as for one that is stopped.
 With ``once`` events are handled once, by their ``id`` (``offset``: all are new; ``account``: all but the first of an
 account are copies; ``none``: without ``once=``), and state and ids are on ``disk`` (``RocksDB``, ``SQLite``), or not.
 Options: ``pool.NAME`` and ``config.NAME`` set that field of the settings, ``client.NAME`` a setting of librdkafka,
@@ -36,6 +37,7 @@ from streams import (
     GroupConfig,
     ParkingConfig,
     PoolConfig,
+    Retry,
     SchedulerConfig,
     StateConfig,
     Table,
@@ -125,13 +127,19 @@ def parking(job: Job) -> EventSource[Accounts]:
     pace = ParkingConfig(
         first_retry_seconds=first, max_retry_seconds=10 * first, max_key_events=1_000_000, max_bytes=1 << 30
     )
-    source, output = without_handlers(job, error_policy=PARK, parking=pace), job.output
+    stops = Retry(attempts=1_000_000, backoff_seconds=0.1, max_backoff_seconds=0.1)
+    policy = stops if job.options.get("waits") == "partition" else PARK
+    source, output = without_handlers(job, error_policy=policy, parking=pace), job.output
     bad, fails = int(job.options.get("bad", "0")), int(job.options.get("fails", "1"))
+    heals, began = float(job.options.get("heals", "0")), list[float]()
 
     def deposited(ctx: EventContext[Accounts], event: Deposited) -> None:
-        if bad and int(event.account[-5:]) % bad == 0 and ctx.attempt <= fails:
-            time.sleep(0.001)
-            raise ConnectionError("not yet")
+        if bad and int(event.account[-5:]) % bad == 0:
+            if heals and not began:
+                began.append(time.monotonic())
+            if time.monotonic() < began[0] + heals if heals else ctx.attempt <= fails:
+                time.sleep(0.001)
+                raise ConnectionError("not yet")
         deposit(ctx, event, output)
 
     source.register_event_type(Deposited, deposited)

@@ -8,6 +8,8 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import msgspec
@@ -17,6 +19,7 @@ from benchmarks.bench import Bench
 from benchmarks.cluster import Cluster
 from benchmarks.drain import middle_rate, stretch
 from benchmarks.generator import Load
+from benchmarks.keys.asking import CLIENTS
 from benchmarks.keys.ids import bytes_of_an_id
 from benchmarks.measures import Aim, Measure, at_least, at_most
 from benchmarks.steady import steady
@@ -45,8 +48,12 @@ ONCE = {
     NEW_ON_DISK: f"once:id=offset,disk={DISK}",
 }
 MEMORY = "bytes an id in memory"
+ASKED, QUERIED, ASK_RATE = "ask", "send and query", 200
+CALLS = {ASKED: "ask", QUERIED: "query"}
+STOPPED, GOES_ON = "stopped by a bad event, longest delay", "with PARK, longest delay"
+STOPS = {STOPPED: "waits=partition", GOES_ON: "waits=key"}
 CALM, FAILING = "p99, none fails", "p99, one key fails"
-RATE = 1_000
+RATE, STOP_RATE = 1_000, 200
 PATIENCE_SECONDS = 120
 SAMPLE_SECONDS = 0.05
 
@@ -108,6 +115,27 @@ def counted_once(cluster: Cluster, label: str, source: str, seed: int, records: 
     return rate, judge.order(len(accounts) if system.options["id"] == "account" else records)
 
 
+def delayed(cluster: Cluster, label: str, seed: int, seconds: float) -> float:
+    """Send deposits for so long while one account of its partition is bad: how late, in ms, the latest output of the
+    other accounts is."""
+    job, system, events = cluster.job(), System.parse(label), int(STOP_RATE * seconds)
+    load = Load(
+        bootstrap_servers=job.bootstrap_servers, topic=job.source, seed=seed, skip=0, events=events, rate=STOP_RATE
+    )
+    with system_running(system, job) as child:
+        cluster.write(job.source, [("account-00001", 1)])
+        _wait_for_outputs(cluster, job, 1, child, system)
+        cluster.write(job.source, [("account-00000", 1)])
+        with running("benchmarks.generator", load) as generator:
+            generator.result(PATIENCE_SECONDS + seconds)
+        _wait_for_outputs(cluster, job, events + 2, child, system)
+    decode = msgspec.json.Decoder(Balance).decode
+    found = ((decode(one.value() or b""), one.timestamp()[1]) for one in cluster.records(job.output, job.partitions))
+    late = [at - 1000 * one.sent for one, at in found if one.sent and one.account != "account-00000"]
+    cluster.forget(job, source=True)
+    return max(late)
+
+
 def done_by_jobs(cluster: Cluster, label: str, source: str, records: int) -> tuple[float, str]:
     """Handle a backlog by a job for each event, until all have had their ends."""
     return _written(cluster, cluster.job(source), System.parse(label), records, source=False)
@@ -150,6 +178,20 @@ def waiting_jobs(cluster: Cluster, seconds: float, seed: int) -> tuple[float, fl
     return (first.rss - before.rss) / 1e6, 100 * (last.cpu - first.cpu) / (last.at - first.at)
 
 
+def called(cluster: Cluster, how: str, seconds: float) -> tuple[float, float]:
+    """Have clients call a source at ``ASK_RATE``: the ms that a call took, 50 % and 99 %."""
+    with TemporaryDirectory(prefix="bench-") as folder:
+        secret = Path(folder, "secret")
+        secret.touch(0o600)
+        secret.write_text("the secret of this group\n")
+        options = {"secret": str(secret), "rate": str(ASK_RATE), "seconds": str(seconds)}
+        job = msgspec.structs.replace(cluster.job(), options=options)
+        with running("benchmarks.keys.asking member", job), running(f"benchmarks.keys.asking {how}", job) as callers:
+            p50, p99, _ = msgspec.json.decode(callers.result(PATIENCE_SECONDS), type=tuple[float, float, float])
+    cluster.forget(job, source=True)
+    return p50, p99
+
+
 def _wait_for_outputs(cluster: Cluster, job: Job, count: int, child: Child, system: System) -> None:
     until = time.monotonic() + PATIENCE_SECONDS
     while sum(1 for _ in cluster.records(job.output, job.partitions)) < count:
@@ -179,15 +221,19 @@ The account workload with `PARK`. *Drains*: each event of the named share of the
 counts all events, by the log-append times of the others' outputs. *{WORKED_OFF.capitalize()}*: all events of
 {QUEUED_KEYS:,} keys wait; then a repaired program starts. Each partition begins ten queues a second, so 100 keys of a
 partition take ten seconds at least. *{DURABLE.capitalize()}*: each event starts a job that does nothing, whose end
-makes the deposit; the same jobs *ahead of the turn* are the anchor. *p99*: {RATE:,} events a second, in one run none
-fails, in the other each event of one key fails once, after a millisecond. *Ids*: the account workload with `once=`,
-by ids that are all new, or by the accounts; on disk the state is there, too, with and without ids. The rate is that of
-the committed offsets, since copies have no outputs. *{MEMORY.capitalize()}*: what a process grows by for a million."""
+makes the deposit; the same jobs *ahead of the turn* are the anchor. *Ask*: {CLIENTS} clients send {ASK_RATE} commands a
+second by `ask`, or send them and query the state with their effect. *Longest delay*: of {STOP_RATE} events a second
+while one account is bad, of the others' outputs: with its partition stopped, and with `PARK`. *p99*: {RATE:,} events
+a second, in one run none fails, in the other each event of one key fails once, after a millisecond. *Ids*: the account
+workload with `once=`, by ids that are all new, or by the accounts; on disk the state is there, too, with and without
+ids. The rate is that of the committed offsets, since copies have no outputs. *{MEMORY.capitalize()}*: what a process
+grows by for a million."""
 
     sizes: ClassVar = {
         "records": (20_000, 200_000, 500_000),
         "queued": (10_000, 100_000, 100_000),
         "seconds": (3.0, 10.0, 20.0),
+        "stopped": (10.0, 60.0, 60.0),
         "rounds": (1, 3, 5),
     }
 
@@ -206,6 +252,10 @@ the committed offsets, since copies have no outputs. *{MEMORY.capitalize()}*: wh
                 bench.now(f"keys {turn}/{sizes.rounds}: {row}")
                 found = steady(cluster, System.parse(label), bench.seed, RATE, sizes.seconds)
                 yield KeysResult(row, turn, found.p99, found.fault or found.behind, found.load_average)
+            for row, waits in STOPS.items():
+                bench.now(f"keys {turn}/{sizes.rounds}: {row}")
+                label = f"parking:bad=10000,heals={sizes.stopped},{waits}"
+                yield KeysResult(row, turn, delayed(cluster, label, bench.seed, sizes.stopped), "", os.getloadavg()[0])
             for row, label in JOBS.items():
                 bench.now(f"keys {turn}/{sizes.rounds}: {row}")
                 figure, fault = done_by_jobs(cluster, label, source, sizes.records)
@@ -217,6 +267,11 @@ the committed offsets, since copies have no outputs. *{MEMORY.capitalize()}*: wh
             memory, share = waiting_jobs(cluster, sizes.seconds, bench.seed)
             yield KeysResult(WAITING_MEMORY, turn, memory, "", os.getloadavg()[0])
             yield KeysResult(WAITING_CPU, turn, share, "", os.getloadavg()[0])
+            for row, how in CALLS.items():
+                bench.now(f"keys {turn}/{sizes.rounds}: {row}")
+                p50, p99 = called(cluster, how, sizes.seconds)
+                yield KeysResult(f"{row}, p50", turn, p50, "", os.getloadavg()[0])
+                yield KeysResult(f"{row}, p99", turn, p99, "", os.getloadavg()[0])
             for row, label in ONCE.items():
                 bench.now(f"keys {turn}/{sizes.rounds}: {row}")
                 figure, fault = counted_once(cluster, label, source, bench.seed, sizes.records)
@@ -251,12 +306,21 @@ the committed offsets, since copies have no outputs. *{MEMORY.capitalize()}*: wh
                 aims.append(at_least(f"drain, {row} parked, to nothing parked", least, shares))
         if shares := [durable / ahead for durable, ahead in pairs(DURABLE, AHEAD)]:
             aims.append(at_least("durable jobs that do nothing, to the same ahead of the turn", 0.4, shares))
-        for row, most, unit in ((BEGIN, 15, "ms"), (WAITING_MEMORY, 150, "MB"), (WAITING_CPU, 1, "%")):
+        for row, most, unit in (
+            (BEGIN, 15, "ms"),
+            (WAITING_MEMORY, 150, "MB"),
+            (WAITING_CPU, 1, "%"),
+            (f"{ASKED}, p50", 15, "ms"),
+            (GOES_ON, 1_000, "ms"),
+        ):
             if figures := [one.figure for one in right(of_system(found, row))]:
                 aims.append(at_most(row, most, figures, unit))
         for row, anchor, least in ((NEW, PLAIN, 0.75), (COPIES, PLAIN, 1.2), (NEW_ON_DISK, PLAIN_ON_DISK, 0.5)):
             if shares := [ids / plain for ids, plain in pairs(row, anchor)]:
                 aims.append(at_least(f"drain, {row}, to {anchor}", least, shares))
+        for part, most in (("p50", 0.75), ("p99", 1.0)):
+            if shares := [ask / query for ask, query in pairs(f"{ASKED}, {part}", f"{QUERIED}, {part}")]:
+                aims.append(at_most(f"{ASKED}, {part}, to {QUERIED}", most, shares))
         if sizes := [one.figure for one in right(of_system(found, MEMORY))]:
             aims.append(at_most(MEMORY, 130, sizes))
         if later := [failing - calm for failing, calm in pairs(FAILING, CALM)]:
