@@ -68,6 +68,17 @@ def test_plan_register_check_and_diff(fake: FakeRegistry, capsys: pytest.Capture
     assert kes("check", capsys)[0] == kes("diff", capsys)[0] == kes("register", capsys)[0] == 0
 
 
+@pytest.mark.parametrize("command", ["plan", "check", "register", "diff"])
+def test_a_source_that_writes_none_is_no_success(
+    command: str, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
+    monkeypatch.setattr(schema, "named_source", lambda name: other)
+    assert main(["schema", command, "shop:source"]) == 1
+    assert "shop:source writes no event by a schema registry" in capsys.readouterr().err
+    assert not fake.calls
+
+
 def test_nothing_is_registered_if_one_is_incompatible(fake: FakeRegistry, capsys: pytest.CaptureFixture[str]) -> None:
     fake.register("b-value", OTHER)
     fake.incompatible = lambda subject, schema: "READER_FIELD_MISSING"  # type: ignore[method-assign]

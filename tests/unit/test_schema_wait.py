@@ -15,6 +15,9 @@ from streams.errors import ConfigError, EncodeError, RegistryUnavailable
 from streams.events import event_type_of
 from streams.formats import AvroCodec, BySchema, Only, SchemaRegistry, needs
 from streams.formats.registry_http import Schema
+from streams.records import IncomingRecord
+from streams.runtime.ports import Polled
+from streams.runtime.reading import schema_wait
 from streams.settings import ParkingConfig
 from streams.source.event_producer import AsyncEventProducer, TransactionRecords
 from streams.testing import TestDriver
@@ -133,6 +136,32 @@ def test_a_partition_that_waits_moves_and_nothing_is_lost(registry: FakeRegistry
         driver.join()
         driver.settle()
         assert seen == [(0, 1), (0, 2)]
+
+
+async def test_a_partition_that_comes_back_waits_its_own_time(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(schema_wait, "ASK_SECONDS", 0)
+    monkeypatch.setattr(schema_wait, "AGAIN_SECONDS", 0)
+    registry.error = RegistryUnavailable("nothing answers at http://r")
+    port = SimpleNamespace(pause=lambda _: None, handled=lambda *_: None)
+    worker = SimpleNamespace(epoch=1)
+    member: Any = SimpleNamespace(now=lambda: clock[0], workers={0: worker})
+    found = schema_wait.UnknownSchema(REGISTRY, b"\0\0\0\1")
+    wait = schema_wait.SchemaWait(member, 0, port, lambda _: found, lambda _: None)  # type: ignore[arg-type]
+    record = IncomingRecord("in", 0, 0, None, b"", (), 0)
+    running = asyncio.create_task(wait.run())
+    for now, workers in [(0.0, {0: worker}), (50.0, {}), (80.0, {0: worker}), (100.0, {0: worker})]:
+        clock[0], member.workers = now, workers
+        if workers and not wait.waiting:
+            wait.deliver(Polled({0: [record]}, {0: 1}, {0: 1}, frozenset()))
+        await asyncio.wait([running], timeout=0.05)
+        assert not running.done(), f"at {now}: {running}"
+        assert wait.waiting == [*workers]
+    clock[0] = 141.0
+    with pytest.raises(RegistryUnavailable):
+        await asyncio.wait_for(running, 5)
 
 
 @pytest.fixture

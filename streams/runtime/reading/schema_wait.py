@@ -143,6 +143,7 @@ class SchemaWaits:
                 await anyio.sleep(ASK_SECONDS)
         finally:
             self._is_asking = False
+            self._questions.away_since = None
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -166,7 +167,8 @@ class _Questions:
         self._thread: Blocking | None = None
         self._first_asked: dict[UnknownSchema, float] = {}
         self._due: dict[UnknownSchema, float] = {}  # when it is fetched again
-        self._away_since: float | None = None
+        self.away_since: float | None = None
+        """When the registry was first away, for those that wait now."""
 
     async def ask(self, wanted: Iterable[UnknownSchema], waiting: Sequence[int]) -> None:
         """Fetch the first schema that is due. Raises ``ConfigError``, and ``RegistryUnavailable`` after the registry's
@@ -182,17 +184,17 @@ class _Questions:
             from streams.formats.registry import shown  # it is loaded: with the registry
 
             now = self._now()
-            if self._away_since is None:
-                self._away_since = now
+            if self.away_since is None:
+                self.away_since = now
                 _log.warning("partitions %s wait for the schema %s: %s", [*waiting], shown(key), error)
-            if 0 < registry.unavailable_seconds < now - self._away_since:
+            if 0 < registry.unavailable_seconds < now - self.away_since:
                 raise RegistryUnavailable(
                     f"{error}; partitions {[*waiting]} have waited for the schema {shown(key)} for more than "
                     f"unavailable_seconds={registry.unavailable_seconds:g}"
                 ) from None
             await anyio.sleep(AGAIN_SECONDS)
             return
-        self._away_since, now = None, self._now()
+        self.away_since, now = None, self._now()
         # A registry's replica may be behind: an id that it does not have is fetched again before it is refused.
         if missing is not None and now - self._first_asked.setdefault(found, now) < REPLICA_SECONDS:
             self._due[found] = now + AGAIN_SECONDS
@@ -266,6 +268,7 @@ class SchemaWait:
         """Fetch the schemas that are waited for, until it is cancelled. Raises as ``_Questions.ask``."""
         while True:
             while not self._held:
+                self._questions.away_since = None  # the next one waits its own time
                 await self._news.wait()
             await self._questions.ask(self._wanted(), self.waiting)
             # In a callback, as all deliveries: handlers may run in it, as of their partition's task.
