@@ -15,9 +15,9 @@ from rich.text import Text
 from streams.cli.cluster import Json, SourceName, named_source
 from streams.cli.console import emit, frameless
 from streams.errors import ConfigError
-from streams.events import needy_codecs
 from streams.formats.registry import SchemaRegistry
 from streams.formats.registry_http import NotInRegistry, Schema
+from streams.formats.schema_codecs import SchemaCodec
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -44,20 +44,31 @@ class _Entry(NamedTuple):
                 "id": None if self.id < 0 else self.id, "problem": self.problem}  # fmt: skip
 
 
-def _entries(source: str) -> Iterator[_Entry]:
-    named_source(source)  # which declares its events
-    for codec in needy_codecs():
-        client = codec.registry.client
-        for subject in codec.subjects:
-            newest, problem = "", ""
-            try:
-                known = codec.registry.client.versions(subject)
-                newest = [*known.values()][-1].text if known else ""
-                number = client.lookup(subject, codec.schema)
-            except NotInRegistry:
-                number = -1
-                problem = client.incompatible(subject, codec.schema) if newest else ""
-            yield _Entry(codec.title, subject, codec.registry, codec.schema, newest, number, problem)
+def _entries(source: str) -> list[_Entry]:
+    """Look all schemas up that the source's events are written with. Raises ``ConfigError`` if there are none: a
+    pipeline would pass by mistake."""
+    needs = named_source(source)._declared.schema_needs()
+    found = [each for each in needs if isinstance(each, SchemaCodec)]  # the others are rules, which write nothing
+    if not found:
+        raise ConfigError(
+            f"{source} writes no event by a schema registry. Those of its handlers count, and those with a subject of "
+            "a topic that it names by source.output"
+        )
+    return [entry for codec in found for entry in _looked_up(codec)]
+
+
+def _looked_up(codec: SchemaCodec) -> Iterator[_Entry]:
+    client = codec.registry.client
+    for subject in codec.subjects:
+        newest, problem = "", ""
+        try:
+            known = client.versions(subject)
+            newest = [*known.values()][-1].text if known else ""
+            number = client.lookup(subject, codec.schema)
+        except NotInRegistry:
+            number = -1
+            problem = client.incompatible(subject, codec.schema) if newest else ""
+        yield _Entry(codec.title, subject, codec.registry, codec.schema, newest, number, problem)
 
 
 def _show(entries: list[_Entry], json: bool) -> None:
@@ -78,7 +89,7 @@ def plan(source: SourceName, json: Json = False) -> None:
 
     Exit codes: 0 shown; 1 the registry or the source cannot be read; 2 wrong usage.
     """
-    _show([*_entries(source)], json)
+    _show(_entries(source), json)
 
 
 @app.command()
@@ -87,7 +98,7 @@ def check(source: SourceName, json: Json = False) -> None:
 
     Exit codes: 0 they are; 1 one is not, or the registry or the source cannot be read; 2 wrong usage.
     """
-    entries = [*_entries(source)]
+    entries = _entries(source)
     _show(entries, json)
     if any(each.id < 0 for each in entries):
         raise typer.Exit(1)
@@ -101,7 +112,7 @@ def register(source: SourceName, json: Json = False) -> None:
     Exit codes: 0 all are registered; 1 one is incompatible, or the registry or the source cannot be read; 2 wrong
     usage.
     """
-    entries = [*_entries(source)]
+    entries = _entries(source)
     if any(each.problem for each in entries):
         _show(entries, json)
         raise typer.Exit(1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import io
 from collections.abc import Iterator
 from datetime import date, datetime, time
@@ -216,23 +215,6 @@ def parsed(text: str, names: dict[str, Any]) -> Any:
         return fastavro.parse_schema(msgspec.json.decode(text), named_schemas=names)
     except Exception as error:
         raise DecodeError(f"the schema cannot be read: {reason(error)}") from error
-
-
-def named(schema: Schema, _: bytes) -> tuple[str, int]:
-    """Return the full name of a record's schema, and the version that it says. Raises ``DecodeError``."""
-    return _named(schema)
-
-
-@functools.lru_cache(4096)
-def _named(schema: Schema) -> tuple[str, int]:
-    try:
-        plain = msgspec.json.decode(schema.text)
-        name, space, version = plain["name"], plain.get("namespace", ""), plain.get(VERSION_PROPERTY, 1)
-        if not (isinstance(name, str) and isinstance(space, str) and type(version) is int):
-            raise TypeError("names are texts")
-    except Exception as error:
-        raise DecodeError(f"the schema is no record with a name: {reason(error)}") from error
-    return name if "." in name or not space else f"{space}.{name}", version
 
 
 def derived(root: Any, name: str, version: int) -> dict[str, Any]:

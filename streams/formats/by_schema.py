@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any
+
+import msgspec
 
 from streams.errors import ConfigError, DecodeError
 from streams.formats.registry import HEADER, SchemaRegistry
 from streams.formats.registry_http import Schema
 from streams.formats.rules import Deleted, Found, TypeRule
-from streams.formats.schema_codecs import unknown_key
+from streams.formats.schema_codecs import VERSION_PROPERTY
+from streams.model.reasons import reason
 from streams.outcomes import ErrorPolicy
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord
-
-_KINDS: Final = {
-    "AVRO": "streams.formats.avro",
-    "JSON": "streams.formats.json_schema",
-    "PROTOBUF": "streams.formats.protobuf",
-}
 
 
 class BySchema(TypeRule):
@@ -50,7 +47,7 @@ class BySchema(TypeRule):
 
     def unknown(self, record: IncomingRecord) -> bytes | None:
         """Return the id of a record whose schema is to be fetched before the record is read."""
-        return unknown_key(self.registry, _whole(record))
+        return self.registry.unknown(_whole(record))
 
     def _find(self, record: IncomingRecord) -> Found:
         value = _whole(record)
@@ -67,12 +64,28 @@ class BySchema(TypeRule):
 def type_of(schema: Schema, rest: bytes) -> tuple[str, int]:
     """Return the name and version of the event type that a schema names; ``rest``: of the value. Raises
     ``DecodeError``."""
-    home = _KINDS.get(schema.kind)
-    if home is None:
+    if schema.kind == "PROTOBUF":
+        from streams.formats.protobuf import message_name  # with a library that only its users have
+
+        return message_name(schema, rest), 1
+    return _named(schema)
+
+
+@lru_cache(4096)
+def _named(schema: Schema) -> tuple[str, int]:
+    if schema.kind not in ("AVRO", "JSON"):
         raise DecodeError(f"schemas of the kind {schema.kind[:40]!r} are not read")
-    named = import_module(home).named  # with a library that only its users have
-    found: tuple[str, int] = named(schema, rest)
-    return found
+    is_avro = schema.kind == "AVRO"
+    try:
+        plain = msgspec.json.decode(schema.text)
+        name, version = plain["name" if is_avro else "title"], plain.get(VERSION_PROPERTY, 1)
+        space = plain.get("namespace", "") if is_avro else ""
+        if not (isinstance(name, str) and name and isinstance(space, str) and type(version) is int):
+            raise TypeError("names are texts")
+    except Exception as error:
+        what = "is no record with a name" if is_avro else "has no title"
+        raise DecodeError(f"the schema {what}: {reason(error)}") from error
+    return name if "." in name or not space else f"{space}.{name}", version
 
 
 def _whole(record: IncomingRecord) -> bytes | None:

@@ -5,16 +5,13 @@ A class says itself what it reads, so a value is decoded without its schema, als
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import msgspec
 
 from streams.codecs import codec_for
-from streams.errors import ConfigError, DecodeError
-from streams.formats.registry_http import Schema
+from streams.errors import ConfigError
 from streams.formats.schema_codecs import VERSION_PROPERTY, SchemaCodec
-from streams.model.reasons import reason
 
 
 class JsonSchemaCodec(SchemaCodec):
@@ -22,6 +19,7 @@ class JsonSchemaCodec(SchemaCodec):
     compared with it."""
 
     kind = "JSON"
+    is_read_by_schema = False
     _inner: Any
     _schema: str
 
@@ -36,9 +34,6 @@ class JsonSchemaCodec(SchemaCodec):
             more = {} if version == 1 else {VERSION_PROPERTY: version}
             text = msgspec.json.encode(found | {"title": name} | more | ({"$defs": parts} if parts else {})).decode()
         self._schema = text
-
-    def unknown(self, value: bytes | None) -> bytes | None:
-        return None
 
     def _text(self) -> str:
         return self._schema
@@ -62,20 +57,3 @@ class JsonSchemaCodec(SchemaCodec):
 
     def _body(self, data: bytes) -> bytes:
         return data if self._is_bare(data) else data[len(self.registry.key_of(data)) :]
-
-
-def named(schema: Schema, _: bytes) -> tuple[str, int]:
-    """Return the title of a schema, and the version that it says. Raises ``DecodeError``."""
-    return _named(schema)
-
-
-@functools.lru_cache(4096)
-def _named(schema: Schema) -> tuple[str, int]:
-    try:
-        plain = msgspec.json.decode(schema.text)
-        title, version = plain["title"], plain.get(VERSION_PROPERTY, 1)
-        if not (isinstance(title, str) and title and type(version) is int):
-            raise TypeError("the title is a text")
-    except Exception as error:
-        raise DecodeError(f"the JSON Schema has no title: {reason(error)}") from error
-    return title, version

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterable
-from typing import Any
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, ParamSpec, TypeVar
 
-from streams.errors import ConfigError, RegistryUnavailable
+from streams.errors import EncodeError
 from streams.events import needy_codecs
 
-_log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def look_up_schemas() -> None:
-    """Look the schemas of all declared events up, once. Blocks if there are any. One that is not found is logged: an
-    event of it is refused when it is sent, and others are not held up."""
-    for codec in needy_codecs():
-        try:
-            codec.prepare()
-        except (ConfigError, RegistryUnavailable) as error:
-            _log.warning("%s cannot be sent: %s", codec.title, error)
+class NotLookedUp(EncodeError):
+    """An event cannot be written on an event loop before the id of its schema is looked up."""
+
+    def __init__(self, codec: Any) -> None:
+        super().__init__(
+            f"{codec.title} is not written: its schema was not looked up at the start. A source looks up those of its "
+            "own events, and of the topics that it names by source.output; for others, and in a transaction on an "
+            "event loop, call prepare() of the codec before"
+        )
+        self.codec = codec
+
+
+async def looked_up(make: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Return what a call makes that writes an event; the id of its schema is looked up for it, on a thread. Raises
+    ``RegistryUnavailable``, ``ConfigError``, and what the call raises."""
+    try:
+        return make(*args, **options)
+    except NotLookedUp as missing:
+        await asyncio.to_thread(missing.codec.prepare)
+        return make(*args, **options)
 
 
 def own_needs(rules: Iterable[Any], handled: Collection[bytes], outputs: Iterable[str]) -> list[Any]:

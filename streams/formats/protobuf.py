@@ -72,7 +72,7 @@ class ProtobufCodec(SchemaCodec):
         which = key, path  # not its bytes: numbers can be written in any length, and what is known is kept
         found = self._known.get(which)
         if found is None:
-            found = self._known[which] = named(schema, data[len(key) :])[0]
+            found = self._known[which] = message_name(schema, data[len(key) :])
         if found != self._name:
             raise DecodeError(f"it is a {found}, not a {self._name}")
         return self._cls.FromString(data[start:])
@@ -106,8 +106,8 @@ def _varint(number: int) -> bytes:
     return bytes([*parts, number])
 
 
-def named(schema: Schema, rest: bytes) -> tuple[str, int]:
-    """Return the full name of the message that a value is of. Raises ``DecodeError``."""
+def message_name(schema: Schema, rest: bytes) -> str:
+    """Return the full name of the message that a value is of; ``rest``: behind its id. Raises ``DecodeError``."""
     package, messages = _parsed(schema.text)
     names = [package] if package else []
     for index in indexes(rest)[0]:
@@ -115,7 +115,7 @@ def named(schema: Schema, rest: bytes) -> tuple[str, int]:
             raise DecodeError(f"the schema has no message {index} there: it has {len(messages)}")
         name, messages = messages[index]
         names.append(name)
-    return ".".join(names), 1
+    return ".".join(names)
 
 
 @functools.lru_cache(1024)

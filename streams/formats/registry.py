@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -39,21 +39,42 @@ AUTH_VARIABLE: Final = "KES_REGISTRY_AUTH"
 REFUSED_SECONDS: Final = 300.0
 """An id that the registry does not have counts as unknown for so long."""
 MOST_REFUSED: Final = 10_000
+REPLICA_SECONDS: Final = 10.0
+"""Seconds in which requests for an id that the registry does not have are repeated: a replica of it may be behind."""
+MOST_AT_ONCE: Final = 3
+"""Threads of one registry for values that are read without a wait."""
 Wire = Literal["confluent", "apicurio8"]
-_SIZES: Final[dict[str, int]] = {"confluent": 5, "apicurio8": 9}
+_SIZES: Final[dict[Wire, int]] = {"confluent": 5, "apicurio8": 9}
 _GUID_SIZE: Final = 17
+_TOKEN: Final = uuid4().hex
+
+
+class Knowledge(msgspec.Struct, frozen=True):
+    """Schemas and ids that a process has fetched, for another one, which asks nothing. ``process``: its name."""
+
+    url: str
+    wire: Wire
+    process: str
+    known: dict[str, Schema]
+    written: list[tuple[str, Schema, int]]
 
 
 class _Process:
-    """Knowledge of a process about one registry, whichever objects use it: the workers of Spark import the classes
-    with theirs, and get what the driver has fetched."""
+    """Knowledge of a process about one registry, whichever objects use it. ``is_closed``: it was sent, and that is
+    all."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, Schema] = {}
         self.written: dict[tuple[str, Schema], int] = {}
         self.refused: dict[bytes, tuple[str, float]] = {}
         self.is_closed = False
+        self.fetching: set[bytes] = set()
         self.lock = threading.Lock()
+
+    def take(self, there: Knowledge) -> None:
+        """Add what is known there."""
+        self.known |= {bytes.fromhex(key): schema for key, schema in there.known.items()}
+        self.written |= {(subject, schema): number for subject, schema, number in there.written}
 
 
 _processes: Final[dict[str, _Process]] = {}
@@ -86,7 +107,8 @@ class SchemaRegistry:
         if not 0 <= unavailable_seconds < 1e9:
             raise ConfigError(f"unavailable_seconds of SchemaRegistry is {unavailable_seconds!r}; it must be 0 or more")
         self._url, self._auth, self._ca, self._client = url, auth, ca, client
-        self._id_size, self._wire, self._folder = _SIZES[wire], wire, folder
+        self._wire: Wire = wire
+        self._id_size, self._folder = _SIZES[wire], folder
         self.unavailable_seconds = unavailable_seconds
         self._address = None if not url else RegistryAddress.of(url, auth)
         self._found: _Process | None = None
@@ -96,9 +118,22 @@ class SchemaRegistry:
         return f"SchemaRegistry({self.url!r})"
 
     def __reduce__(self) -> Any:
-        """Pickle the address and what is known, no credentials: another process asks nothing."""
-        known = self._process
-        return _shipped, (self.url, self._wire, os.getpid(), dict(known.known), dict(known.written))
+        return _made_of, (self.sent(),)
+
+    def sent(self) -> str:
+        """Return the ``Knowledge`` of this process, for ``receive`` in another one."""
+        process = self._process
+        known = {key.hex(): schema for key, schema in [*process.known.items()]}
+        written = [(*each, number) for each, number in [*process.written.items()]]
+        return msgspec.json.encode(Knowledge(self.url, self._wire, _process_name(), known, written)).decode()
+
+    def receive(self, sent: str) -> None:
+        """Know what another process has sent, and ask nothing from now on, whatever the address here."""
+        there = msgspec.json.decode(sent, type=Knowledge)
+        if self._found is None:
+            self._found = self._own or _processes.setdefault(there.url, _Process())
+        self._found.take(there)
+        self._found.is_closed |= there.process != _process_name()
 
     @property
     def url(self) -> str:
@@ -132,14 +167,14 @@ class SchemaRegistry:
 
     @property
     def is_local(self) -> bool:
-        """Check for a client whose calls do not block."""
-        return getattr(self.client, "is_local", False)
+        """Check for a client whose calls do not block, or whose schemas were sent."""
+        return self._process.is_closed or getattr(self.client, "is_local", False)
 
     @property
     def _process(self) -> _Process:
         if self._found is None:
             self._found = self._own or _processes.setdefault(self.url, _Process())
-            self._load()
+            self._load(self._found)
         return self._found
 
     # -- ids -----------------------------------------------------------------------------------------------------------
@@ -161,10 +196,18 @@ class SchemaRegistry:
         found = self._process.known.get(key)
         return found if found is not None else self._find_unknown(key)
 
+    def unknown(self, value: bytes | None) -> bytes | None:
+        """Return the id of a value whose schema is to be fetched first."""
+        try:
+            key = self.key_of(value or b"")
+        except DecodeError:
+            return None
+        return key if self.is_missing(key) else None
+
     def is_missing(self, key: bytes) -> bool:
         """Check for an id that is to be fetched first."""
         process = self._process
-        if key in process.known:
+        if key in process.known or process.is_closed:
             return False
         refused = process.refused.get(key)
         return refused is None or refused[1] < time.monotonic()
@@ -173,16 +216,44 @@ class SchemaRegistry:
         process = self._process
         if process.is_closed:
             raise DecodeError(
-                f"the schema {shown(key)} was not sent with the job: the driver fetches those of the named subjects"
+                f"the schema {shown(key)} was not sent with the job: the driver fetches those of the named subjects, "
+                "when a query begins"
             )
         if self.is_missing(key):
             if asyncio._get_running_loop() is not None and not self.is_local:
-                raise RegistryUnavailable(f"the schema {shown(key)} of {self.url} is not here yet")
+                self._fetch_soon(key)
+                raise RegistryUnavailable(
+                    f"the schema {shown(key)} of {self.url} is not here yet; it is being fetched: read the value again"
+                )
             if (missing := self.fetch(key)) is not None:
                 self.refuse(key, missing)
         if key not in process.known:
             raise DecodeError(process.refused.get(key, (f"the schema {shown(key)} is unknown", 0.0))[0])
         return process.known[key]
+
+    def _fetch_soon(self, key: bytes) -> None:
+        """Fetch the schema of a value that is read without a wait: of a view or a lookup, on an event loop."""
+        process = self._process
+        with process.lock:
+            if key in process.fetching or len(process.fetching) >= MOST_AT_ONCE:
+                return
+            process.fetching.add(key)
+        threading.Thread(target=self._fetch_late, args=(key,), name="kes-registry", daemon=True).start()
+
+    def _fetch_late(self, key: bytes) -> None:
+        try:
+            missing, until = self.fetch(key), time.monotonic() + REPLICA_SECONDS
+            while missing is not None and time.monotonic() < until:
+                time.sleep(1.0)
+                missing = self.fetch(key)
+            if missing is not None:
+                self.refuse(key, missing)
+        except RegistryUnavailable as error:  # the next read begins anew
+            _log.warning("the schema %s is not fetched: %s", shown(key), error)
+        except ConfigError as error:
+            self.refuse(key, str(error))
+        finally:
+            self._process.fetching.discard(key)
 
     def fetch(self, key: bytes) -> str | None:
         """Ask for the schema of an id, and keep it, or that it is refused. Blocks. Returns why the registry does not
@@ -205,7 +276,7 @@ class SchemaRegistry:
     def fetch_subjects(self, subjects: Iterable[str]) -> None:
         """Fetch all versions of these subjects. Blocks. One that the registry does not have has none. Raises
         ``RegistryUnavailable``, ``ConfigError``."""
-        for subject in subjects:
+        for subject in () if self._process.is_closed else subjects:
             try:
                 for number, schema in self.client.versions(subject).items():
                     self._keep(self.key(number), schema)
@@ -221,6 +292,11 @@ class SchemaRegistry:
         for subject in subjects:
             number = process.written.get((subject, schema))
             if number is None:
+                if process.is_closed:
+                    raise ConfigError(
+                        f"the id of {whose} under {subject!r} was not sent with the job: the workers need the version "
+                        "of its class that the driver has"
+                    )
                 try:
                     number = self.client.lookup(subject, schema)
                 except NotInRegistry as error:
@@ -229,11 +305,16 @@ class SchemaRegistry:
                         "program registers none: `kes schema register MODULE:SOURCE`"
                     ) from None
                 process.written[subject, schema] = number
-                self._write(f"written-{_digest(subject)}-{_digest(schema.text)}", [subject, schema, number])
+                self._write({}, [(subject, schema, number)])
             ids[subject] = number
         if len(set(ids.values())) != 1:
             raise ConfigError(f"{whose} is written with one id, and its subjects in {self.url} have several: {ids}")
         return next(iter(ids.values()))
+
+    @property
+    def has_schemas(self) -> bool:
+        """Check for any schema that is known."""
+        return bool(self._process.known)
 
     def known_at(self, key: bytes, schema: Schema) -> None:
         """Note the schema of an id that was looked up."""
@@ -247,46 +328,40 @@ class SchemaRegistry:
         with process.lock:
             before = process.known.get(key)
             if before is not None and _meaning(before) != _meaning(schema):
+                now, then = (_digest(each.text.encode()) for each in (schema, before))
                 raise ConfigError(
-                    f"{self.url} has another schema {shown(key)} than before (SHA-256 {_digest(schema.text)}, and "
-                    f"{_digest(before.text)}): ids never change, so it is another registry, or one that was emptied"
+                    f"{self.url} has another schema {shown(key)} than before (SHA-256 {now}, and {then}): ids never "
+                    "change, so it is another registry, or one that was emptied"
                 )
             if before is None:
                 process.known[key] = schema
-                self._write(f"id-{key.hex()}", [key.hex(), schema, _digest(schema.text)])
+                self._write({key.hex(): schema}, [])
 
     @property
     def _files(self) -> Path | None:
-        return None if self._folder is None else Path(self._folder) / f"registry-{_digest(self.url)}"
+        return None if self._folder is None else Path(self._folder) / f"registry-{_digest(self.url.encode())}"
 
-    def _write(self, name: str, content: Any) -> None:
+    def _write(self, known: dict[str, Schema], written: list[tuple[str, Schema, int]]) -> None:
         if self._files is None:
             return
+        content = msgspec.json.encode(Knowledge(self.url, self._wire, "", known, written))
         try:
             self._files.mkdir(parents=True, exist_ok=True)
-            new = self._files / f".{name}-{os.getpid()}"
-            new.write_bytes(msgspec.json.encode(content))
-            new.replace(self._files / f"{name}.json")  # whole or not at all, for a process that starts meanwhile
+            new = self._files / f".{_digest(content)}-{os.getpid()}"
+            new.write_bytes(content)
+            new.replace(self._files / f"{_digest(content)}.json")  # whole or not at all, for a process that starts now
         except OSError as error:  # full, read-only: what is known in memory serves
             _log.warning("schemas are not kept for the next start: %s", error)
 
-    def _load(self) -> None:
+    def _load(self, process: _Process) -> None:
         """Read what earlier runs have kept. A file that is damaged counts as missing."""
-        process = self._found
-        assert process is not None
         for path in sorted(self._files.glob("*.json")) if self._files is not None else ():
             try:
-                first, *rest = msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
-                text = msgspec.json.decode(first, type=str)
-                if path.name.startswith("id-"):
-                    schema = msgspec.json.decode(rest[0], type=Schema)
-                    if _digest(schema.text) != msgspec.json.decode(rest[1], type=str):
-                        raise ValueError("its content has another SHA-256")
-                    process.known.setdefault(bytes.fromhex(text), schema)
-                else:
-                    schema = msgspec.json.decode(rest[0], type=Schema)
-                    process.written.setdefault((text, schema), msgspec.json.decode(rest[1], type=int))
-            except (OSError, ValueError, IndexError, msgspec.DecodeError) as error:
+                content = path.read_bytes()
+                if _digest(content) != path.stem:
+                    raise ValueError("its content has another SHA-256")
+                process.take(msgspec.json.decode(content, type=Knowledge))
+            except (OSError, ValueError, msgspec.DecodeError) as error:
                 _log.warning("%s is damaged, and fetched again: %s", path, error)
 
 
@@ -295,9 +370,7 @@ def shown(key: bytes) -> str:
     return str(UUID(bytes=key[1:])) if key[:1] == b"\1" else str(int.from_bytes(key[1:], "big"))
 
 
-def until_there(
-    call: Callable[[], None], registry: SchemaRegistry, sleep: Callable[[float], None] = time.sleep
-) -> None:
+def until_there(call: Callable[[], None], registry: SchemaRegistry) -> None:
     """Make a call that needs the registry until it answers. Blocks. Raises ``RegistryUnavailable`` after
     ``unavailable_seconds``."""
     began, warned = time.monotonic(), False
@@ -310,11 +383,11 @@ def until_there(
             if not warned:
                 warned = True
                 _log.warning("waiting for the schema registry: %s", error)
-        sleep(1.0)
+        time.sleep(1.0)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _meaning(schema: Schema) -> Any:
@@ -325,22 +398,14 @@ def _meaning(schema: Schema) -> Any:
         return schema.kind, "".join(schema.text.split())
 
 
-def _shipped(url: str, wire: Wire, pid: int, known: dict[bytes, Schema], written: dict[Any, int]) -> SchemaRegistry:
-    own = None if "://" in url else _Offline()
-    registry = SchemaRegistry("" if own else url, wire=wire, client=own)
-    process = registry._process
-    process.known |= known
-    process.written |= written
-    process.is_closed = process.is_closed or os.getpid() != pid
+def _made_of(sent: str) -> SchemaRegistry:
+    there = msgspec.json.decode(sent, type=Knowledge)
+    own: Any = None if "://" in there.url else object()  # in the place of a client, which is never called
+    registry = SchemaRegistry("" if own else there.url, wire=there.wire, client=own)
+    registry.receive(sent)
+    registry._process.is_closed |= own is not None
     return registry
 
 
-class _Offline:
-    """The client of what was sent from another process without an address."""
-
-    is_local = True
-
-    def _nothing(self, *_: object) -> Any:
-        raise NotInRegistry("it was sent from another process")
-
-    schema = lookup = register = versions = incompatible = _nothing
+def _process_name() -> str:
+    return f"{_TOKEN}-{os.getpid()}"  # a fork has the same token, and another machine may have the same number

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from streams.errors import ConfigError, DecodeError, EncodeError
+from streams.formats.needs import NotLookedUp
 from streams.formats.registry import SchemaRegistry, shown, until_there
 from streams.formats.registry_http import Schema
 from streams.model.reasons import cause, reason
@@ -30,6 +31,8 @@ class SchemaCodec:
     """
 
     kind: ClassVar[str]
+    is_read_by_schema: ClassVar = True
+    """Whether a value cannot be read without the schema that it was written with."""
     title: str = ""
     prefix = b""
     """What values begin with; empty until it is looked up."""
@@ -100,11 +103,7 @@ class SchemaCodec:
                 f"{self.title} is not written: {type(self).__name__}(subject=...) says where its schema is registered"
             )
         if asyncio._get_running_loop() is not None and not self.registry.is_local:
-            raise EncodeError(
-                f"{self.title} is not written: its schema was not looked up at the start. A source looks up those of "
-                "its own events, and of the topics that it names by source.output; for others call prepare() of the "
-                "codec before"
-            )
+            raise NotLookedUp(self)
         self.prepare()
 
     def decode(self, data: bytes, /) -> Any:
@@ -130,7 +129,7 @@ class SchemaCodec:
 
     def unknown(self, value: bytes | None) -> bytes | None:
         """Return the id of a value whose schema is to be fetched before it is decoded."""
-        return unknown_key(self.registry, value)
+        return self.registry.unknown(value) if self.is_read_by_schema else None
 
     def _is_bare(self, data: bytes) -> bool:
         return self._bare is not None and data[:1] not in (b"\0", b"\1")
@@ -177,12 +176,3 @@ def prepare(needy: Iterable[Any]) -> None:
     ``RegistryUnavailable``, ``ConfigError``."""
     for each in needy:
         until_there(each.prepare, each.registry)
-
-
-def unknown_key(registry: SchemaRegistry, value: bytes | None) -> bytes | None:
-    """Return the id of a value whose schema is to be fetched first."""
-    try:
-        key = registry.key_of(value or b"")
-    except DecodeError:
-        return None
-    return key if registry.is_missing(key) else None

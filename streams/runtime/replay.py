@@ -48,6 +48,7 @@ from streams.runtime.partition.interjections import Proof
 from streams.runtime.partition.state import Partition
 from streams.runtime.partition.worker import PartitionWorker
 from streams.runtime.reading.lookups import NO_LOOKUPS
+from streams.runtime.reading.schema_wait import NoSchemaWaits
 from streams.settings.config import EventSourceConfig
 
 _replaying: ContextVar[bool] = ContextVar("_replaying", default=False)
@@ -131,7 +132,7 @@ class PartitionReplay:
         self.connections = None
         self.input = _NoInput()
         self.further_inputs = ()
-        self.lookups = NO_LOOKUPS
+        self.lookups, self.schema_waits = NO_LOOKUPS, NoSchemaWaits()
         self.pool = _SettledAtOnce(self)
         self.partition = partition
         self.records = 0

@@ -16,6 +16,7 @@ import msgspec
 from streams.core.cron import CronSchedule
 from streams.core.router import Route, check_callable
 from streams.errors import ConfigError, RegistrationError
+from streams.formats.needs import own_needs
 from streams.formats.rules import TypeRule
 from streams.metrics import MetricsHandler
 from streams.model.topology import Topology, TopologyHandler, TopologyTopic
@@ -182,6 +183,11 @@ class Declarations:
                     "waits='key'), and the table would differ from its topic meanwhile: give source.join a policy of "
                     "its own (on_error=STOP, SKIP, DEAD_LETTER)"
                 )
+
+    def schema_needs(self) -> list[Any]:
+        """Return the rules and codecs that ask a schema registry before a start."""
+        rules = [spec.types for spec in self.inputs.specs.values()]
+        return own_needs(rules, self.router.routes.keys(), self.outputs.by_topic)
 
     @property
     def topology(self) -> Topology:

@@ -22,7 +22,7 @@ import msgspec
 
 from streams.errors import ConfigError, RecordRefused
 from streams.events import to_record
-from streams.formats.needs import look_up_schemas
+from streams.formats.needs import NotLookedUp, looked_up
 from streams.model.partitioners import PARTITIONERS, PartitionerName
 from streams.model.tracing import Tracer, stamped
 from streams.records import Delivery, Output, Record, as_bytes
@@ -109,12 +109,11 @@ class EventProducer:
         )
         if type(max_queued_records) is not int or max_queued_records < 1:
             raise ConfigError(f"max_queued_records is {max_queued_records!r}; it must be a whole number, 1 or more")
-        for name, seconds in (
-            ("delivery_timeout_seconds", delivery_timeout_seconds),
-            ("transaction_timeout_seconds", transaction_timeout_seconds),
-        ):
+        for name, seconds in (("delivery", delivery_timeout_seconds), ("transaction", transaction_timeout_seconds)):
             if not 0.001 <= seconds < 86_400:
-                raise ConfigError(f"{name} is {seconds!r}; it must be a millisecond or more, and less than a day")
+                raise ConfigError(
+                    f"{name}_timeout_seconds is {seconds!r}; it must be a millisecond or more, and less than a day"
+                )
         self._id, self._limit = transactional_id, max_queued_records
         self._delivery_seconds, self._transaction_seconds = delivery_timeout_seconds, transaction_timeout_seconds
         self._transactions()  # made to refuse its settings here, not at the first commit
@@ -155,7 +154,6 @@ class EventProducer:
     def _queue(self) -> SendQueue:
         from streams.kafka.writing.sending import SendQueue
 
-        look_up_schemas()  # on this thread: nothing waits for a registry later
         return SendQueue(self._settings, self._limit, self._delivery_seconds)
 
     def _transactions(self) -> Transactions:
@@ -292,7 +290,7 @@ class AsyncEventProducer:
             elif delivery.error is not None:  # the caller was cancelled: ``flush`` raises it
                 self._queue.note(delivery)
 
-        await self._put(_record(topic, event, tracer=self._tracer, **options), settle)
+        await self._put(await looked_up(_record, topic, event, tracer=self._tracer, **options), settle)
         delivery = await future
         if delivery.error is not None:
             raise delivery.error
@@ -314,7 +312,10 @@ class AsyncEventProducer:
         of the block, raises what became of it. Raises ``EncodeError``, ``RecordRefused``, ``RegistrationError``."""
         if asyncio._get_running_loop() is not self._loop:
             self._check_loop()
-        record = _record(topic, event, key, headers, partition, timestamp_ms, self._tracer, id)
+        try:
+            record = _record(topic, event, key, headers, partition, timestamp_ms, self._tracer, id)
+        except NotLookedUp:  # the first of its class
+            record = await looked_up(_record, topic, event, key, headers, partition, timestamp_ms, self._tracer, id)
         queue = self._queue
         if not queue.take(record):  # a coroutine less where there is room
             await self._put(record)
@@ -384,8 +385,7 @@ class AsyncEventProducer:
         while not self._queue.take(record, settle):
             self._serve_soon()
             await self._progress.wait()
-        if self._timer is None:
-            self._serve_soon()
+        self._serve_soon()
 
     def _serve_soon(self) -> None:
         if self._timer is None:

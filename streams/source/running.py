@@ -17,7 +17,6 @@ import anyio
 import msgspec
 
 from streams.errors import RegistrationError, Stopped, StreamsError
-from streams.formats.needs import own_needs
 from streams.metrics import Measurement
 from streams.runtime import source_topics
 from streams.runtime.ports import Connections
@@ -263,9 +262,7 @@ class SourceRun:
     async def _look_up_schemas(self, connections: Connections) -> None:
         """Have the codecs of events and the rules that need a registry ask it, until it answers; other sources do
         nothing. Raises ``ConfigError``, ``RegistryUnavailable``."""
-        declared = self._declared
-        rules = [spec.types for spec in declared.inputs.specs.values()]
-        if not (needy := own_needs(rules, declared.router.routes.keys(), declared.outputs.by_topic)):
+        if not (needy := self._declared.schema_needs()):
             return
         from streams.formats.schema_codecs import prepare
 

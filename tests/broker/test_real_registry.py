@@ -67,6 +67,7 @@ class Balance(msgspec.Struct, frozen=True):
 
 
 source = EventSource(EventSourceConfig(group_id="real", topic="paid", num_partitions=1))
+source.output("totals")
 """
 TRIAL: Final = """
 import sys

@@ -292,8 +292,10 @@ class LogBrokers:
                         break
                     writer.write(len(answer).to_bytes(4, "big") + answer)
                     await writer.drain()
-            except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            except (asyncio.IncompleteReadError, ConnectionError):
                 pass
+            except asyncio.CancelledError:
+                writer.transport.abort()  # not close, which waits for a client to read what is buffered
             finally:
                 writer.close()
 

@@ -28,15 +28,23 @@ class Registered(msgspec.Struct, frozen=True):
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
-    from streams.events import event_type_of
-
     module: Any = types.ModuleType("cli_schema_program")
     module.source = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(schema, "named_source", lambda name: module.source)
-    monkeypatch.setattr(schema, "needy_codecs", lambda: [event_type_of(Registered).codec])
+    module.source.output("a")
     REGISTRY.client = fake = FakeRegistry()
     return fake
+
+
+OTHERS = SchemaRegistry(client=FakeRegistry())
+
+
+@event_type("cli.OfAnother", codec=AvroCodec(OTHERS, subject="c-value"))
+class OfAnother(msgspec.Struct, frozen=True):
+    """Of another source in the process, which uses another registry."""
+
+    number: int
 
 
 def kes(command: str, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str]:
@@ -58,6 +66,17 @@ def test_plan_register_check_and_diff(fake: FakeRegistry, capsys: pytest.Capture
     assert code == 0
     assert [each["id"] for each in msgspec.json.decode(text)] == [2, 2]
     assert kes("check", capsys)[0] == kes("diff", capsys)[0] == kes("register", capsys)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["plan", "check", "register", "diff"])
+def test_a_source_that_writes_none_is_no_success(
+    command: str, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = EventSource(EventSourceConfig(group_id="g", topic="t", num_partitions=1))
+    monkeypatch.setattr(schema, "named_source", lambda name: other)
+    assert main(["schema", command, "shop:source"]) == 1
+    assert "shop:source writes no event by a schema registry" in capsys.readouterr().err
+    assert not fake.calls
 
 
 def test_nothing_is_registered_if_one_is_incompatible(fake: FakeRegistry, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@ demand."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import pickle
@@ -187,7 +188,7 @@ def test_a_folder_is_enough_for_a_start(server: Server, tmp_path: Path, caplog: 
     assert again.find(KEY) == Schema("AVRO", TEXT)
     assert again.look_up(["a-value"], Schema("AVRO", TEXT), "A") == 7
     registry._processes.clear()
-    [file] = tmp_path.glob("registry-*/id-*.json")
+    [file] = (each for each in tmp_path.glob("registry-*/*.json") if b'"written":[]' in each.read_bytes())
     file.write_bytes(file.read_bytes().replace(b"record", b"recorx"))
     with caplog.at_level(logging.WARNING):
         assert SchemaRegistry(server.url, folder=tmp_path).is_missing(KEY)
@@ -235,4 +236,29 @@ def test_another_process_asks_nothing(server: Server, monkeypatch: pytest.Monkey
     for each in (there, SchemaRegistry(server.url)):  # of the classes that it imports, too
         with pytest.raises(DecodeError, match="was not sent with the job"):
             each.find(b"\0\0\0\0\x09")
+        with pytest.raises(ConfigError, match="the id of A under 'a-value' was not sent with the job"):
+            each.look_up(["a-value"], Schema("AVRO", TEXT), "A")
+        each.fetch_subjects(["a-value"])
+        assert each.unknown(b"\0\0\0\0\x09value") is None, "nothing would end the wait"
+    monkeypatch.delenv("KES_REGISTRY_URL", raising=False)
+    nameless = SchemaRegistry()
+    nameless.receive(known.sent().replace(registry._process_name(), "the driver"))
+    assert nameless.find(KEY) == Schema("AVRO", TEXT)
+    assert nameless.is_local
     assert len(server.requests) == asked
+
+
+async def test_a_read_on_an_event_loop_has_its_schema_fetched(server: Server) -> None:
+    """Of a view, or of a lookup in a handler: nothing else fetches it."""
+    server.answer = lambda _: (500, {})
+    known = SchemaRegistry(server.url)
+    with pytest.raises(RegistryUnavailable, match=r"the schema 7 .* it is being fetched: read the value again"):
+        known.find(KEY)
+    while known._process.fetching:
+        await asyncio.sleep(0.01)
+    server.answer = lambda _: (200, {"schema": TEXT})
+    with pytest.raises(RegistryUnavailable):
+        known.find(KEY)
+    while known.is_missing(KEY):
+        await asyncio.sleep(0.01)
+    assert known.find(KEY) == Schema("AVRO", TEXT)

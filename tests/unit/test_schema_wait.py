@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from streams import SKIP, EventSource, EventSourceConfig, Record, event_type
+from streams import PARK, SKIP, EventSource, EventSourceConfig, Record, event_type
 from streams.errors import ConfigError, EncodeError, RegistryUnavailable
 from streams.events import event_type_of
 from streams.formats import AvroCodec, BySchema, Only, SchemaRegistry, needs
 from streams.formats.registry_http import Schema
+from streams.records import IncomingRecord
+from streams.runtime.ports import Polled
+from streams.runtime.reading import schema_wait
+from streams.settings import ParkingConfig
+from streams.source.event_producer import AsyncEventProducer, TransactionRecords
 from streams.testing import TestDriver
 from streams.testing.fake_registry import FakeRegistry
 
@@ -132,6 +138,83 @@ def test_a_partition_that_waits_moves_and_nothing_is_lost(registry: FakeRegistry
         assert seen == [(0, 1), (0, 2)]
 
 
+async def test_a_partition_that_comes_back_waits_its_own_time(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(schema_wait, "ASK_SECONDS", 0)
+    monkeypatch.setattr(schema_wait, "AGAIN_SECONDS", 0)
+    registry.error = RegistryUnavailable("nothing answers at http://r")
+    port = SimpleNamespace(pause=lambda _: None, handled=lambda *_: None)
+    worker = SimpleNamespace(epoch=1)
+    member: Any = SimpleNamespace(now=lambda: clock[0], workers={0: worker})
+    found = schema_wait.UnknownSchema(REGISTRY, b"\0\0\0\1")
+    wait = schema_wait.SchemaWait(member, 0, port, lambda _: found, lambda _: None)  # type: ignore[arg-type]
+    record = IncomingRecord("in", 0, 0, None, b"", (), 0)
+    running = asyncio.create_task(wait.run())
+    for now, workers in [(0.0, {0: worker}), (50.0, {}), (80.0, {0: worker}), (100.0, {0: worker})]:
+        clock[0], member.workers = now, workers
+        if workers and not wait.waiting:
+            wait.deliver(Polled({0: [record]}, {0: 1}, {0: 1}, frozenset()))
+        await asyncio.wait([running], timeout=0.05)
+        assert not running.done(), f"at {now}: {running}"
+        assert wait.waiting == [*workers]
+    clock[0] = 141.0
+    with pytest.raises(RegistryUnavailable):
+        await asyncio.wait_for(running, 5)
+
+
+@pytest.fixture
+def parked(registry: FakeRegistry) -> Iterator[tuple[TestDriver[Any], list[int]]]:
+    """A source whose event of schema 2 is parked, in a process that does not know the schema any more; what it has
+    handled since."""
+    parking = ParkingConfig(first_retry_seconds=1)
+    config = EventSourceConfig(group_id="g", topic="in", num_partitions=1, parking=parking)
+    made = EventSource(config, types=BySchema(REGISTRY))
+    handled, broken = list[int](), {2}
+
+    @made.on(on_error=PARK)
+    def added(ctx: Any, event: Counted) -> None:
+        if event.number in broken:
+            raise RuntimeError("not now")
+        handled.append(event.number)
+
+    with TestDriver(made) as driver:
+        driver.send_record(Record("in", value(2, 2), key=b"a"))
+        assert len(driver.parked()) == 1
+        broken.clear()
+        REGISTRY._own.__init__()  # type: ignore[misc]
+        registry.calls.clear()
+        registry.hidden = {2}
+        yield driver, handled
+
+
+def test_a_parked_event_waits_for_its_schema_and_its_partition_goes_on(
+    parked: tuple[TestDriver[Any], list[int]], registry: FakeRegistry
+) -> None:
+    driver, handled = parked
+    driver.advance(8)
+    driver.send_record(Record("in", value(3, 1), key=b"b"), wait=False)
+    driver.send_record(Record("in", value(4, 1), key=b"a"), wait=False)
+    driver.advance(1)
+    assert handled == [3]
+    assert 1 < registry.calls.count("schema 2") < 9, "it is asked once a second"
+    registry.hidden = set()
+    driver.advance(3)
+    assert handled == [3, 2, 4]
+    assert not driver.parked()
+
+
+def test_a_parked_event_waits_for_a_registry_that_is_away_as_long_as_a_record_does(
+    parked: tuple[TestDriver[Any], list[int]], registry: FakeRegistry
+) -> None:
+    driver, _ = parked
+    registry.error = RegistryUnavailable("nothing answers at http://r")
+    driver.advance(50)
+    with pytest.raises(RegistryUnavailable, match=r"partitions \[0\] have waited for the schema 2 .*=60"):
+        driver.advance(30)
+
+
 def test_a_start_refuses_a_schema_that_is_not_registered(registry: FakeRegistry) -> None:
     registry.calls.clear()
     codec = AvroCodec(REGISTRY, subject="elsewhere").for_event(Counted, "wait.Counted", 1)
@@ -181,9 +264,44 @@ def test_a_source_needs_what_the_registries_have_that_it_uses(
     assert [each for each in needy if isinstance(each, BySchema)] == found * bool(rules == ["by schema"])
 
 
-def test_a_producer_names_the_events_that_it_cannot_send(
-    unregistered: SchemaRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        needs.look_up_schemas()
-    assert "wait.Total cannot be sent: the schema of wait.Total is not registered" in caplog.text
+SENT = FakeRegistry()
+
+
+@event_type("wait.Sent", codec=AvroCodec(SchemaRegistry(client=SENT), subject="sent-value"))
+class Sent(msgspec.Struct, frozen=True):
+    number: int
+
+
+class Taken:
+    """A queue of a producer that takes all."""
+
+    sends = unreported = 0
+
+    def __init__(self) -> None:
+        self.values = list[Any]()
+
+    def take(self, record: Record, settle: Any = None) -> bool:
+        self.values.append(record.value)
+        return True
+
+
+async def test_a_producer_looks_up_what_it_sends_when_it_sends_it() -> None:
+    SENT.is_local = False
+    SENT.error = RegistryUnavailable("nothing answers")
+    transactions: Any = SimpleNamespace(transactional_id="t")
+    queue: Any = Taken()
+    producer = AsyncEventProducer(queue, transactions, 10, None)
+    assert not SENT.calls
+    with pytest.raises(RegistryUnavailable, match="nothing answers"):
+        await producer.send_soon("sent", Sent(1))
+    SENT.error = None
+    with pytest.raises(ConfigError, match=r"wait\.Sent is not registered under 'sent-value'"):
+        await producer.send_soon("sent", Sent(1))
+    codec: Any = event_type_of(Sent).codec
+    SENT.register("sent-value", codec.schema)
+    with pytest.raises(EncodeError, match=r"in a transaction on an event loop, call prepare\(\)"):
+        TransactionRecords("t", 10, None).send("sent", Sent(1))
+    await producer.send_soon("sent", Sent(1))
+    await producer.send_soon("sent", Sent(2))
+    assert queue.values == [b"\0\0\0\0\1\2", b"\0\0\0\0\1\4"]
+    assert SENT.calls.count("lookup sent-value") == 3

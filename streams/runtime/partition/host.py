@@ -13,7 +13,7 @@ from streams.core.runs import Run
 from streams.core.transaction import Transaction, Waiter
 from streams.metrics import Measurement
 from streams.model.topics import InputSpec
-from streams.records import Change, Output
+from streams.records import Change, IncomingRecord, Output
 from streams.runtime.partition.failures import Cancellation
 from streams.runtime.partition.handler_threads import HandlerThreads
 from streams.runtime.partition.interjections import Proof
@@ -57,6 +57,12 @@ class StageIntakes(Protocol):
     def get(self, definition: Any, /) -> StageIntake: ...
 
 
+class SchemasOfHeads(Protocol):
+    """The wait for a schema registry (``reading.schema_wait``)."""
+
+    def waits(self, at: tuple[int, str], rule: Any, record: IncomingRecord, known: Callable[[], None]) -> bool: ...
+
+
 class Host(Protocol):
     """The host of partitions (``engine.Engine``, ``replay.PartitionReplay``)."""
 
@@ -91,6 +97,8 @@ class Host(Protocol):
 
     @property
     def lookups(self) -> LookupTables: ...
+    @property
+    def schema_waits(self) -> SchemasOfHeads: ...
     @property
     def pool(self) -> Admission: ...
     @property

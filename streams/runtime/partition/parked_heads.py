@@ -25,7 +25,6 @@ from streams.core.timers import Timer
 from streams.errors import EventFailure
 from streams.metrics import HeadTried
 from streams.records import IncomingRecord, TopicPartition
-from streams.runtime.partition.decoding import unknown_schemas, wait_for_schema
 from streams.runtime.partition.event_context import EventContext
 from streams.runtime.partition.execution import Execution, Handle
 from streams.runtime.partition.failures import RestartNeeded, describe, event_failed, of_policy
@@ -92,13 +91,24 @@ class ParkedHeads:
         else:
             record = as_parked_record(head, partition.partition)
             spec = partition.specs.get(record.topic)
-            # This process may not have read a record of its schema yet.
-            if unknown := unknown_schemas(None if spec is None else spec.types, self._host.router.routes):
-                await wait_for_schema(unknown, record)
+            if self._waits_for_schema(queue.name, None if spec is None else spec.types, record):
+                return
             if spec is not None:
                 [record] = spec.received([record])
         with self._execution.traced(record):
             await self._try(queue, record, timer)
+
+    def _waits_for_schema(self, name: str, types: Any, record: IncomingRecord) -> bool:
+        timers = self._partition.timers
+
+        def known() -> None:
+            timers.call_back(name)
+            self._wake()
+
+        if not self._host.schema_waits.waits((self._partition.partition, name), types, record, known):
+            return False
+        timers.set_aside(name)
+        return True
 
     async def settle(self) -> bool:
         """Take the turn of a head whose work has ended. ``False``: there is none."""

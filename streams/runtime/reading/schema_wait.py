@@ -1,24 +1,24 @@
 """Hold records back whose schemas are not known yet: their partition waits for the registry, the others go on.
 
-Of an input whose records need no registry the batches never come here (``SchemaWaits.before``).
+Of an input whose records need no registry the batches never come here (``SchemaWaits.before``). A parked event waits
+alone: its partition goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 
 from streams.core.admission import size_of_records
-from streams.core.router import Router
+from streams.core.router import Route, Router
 from streams.errors import RegistryUnavailable
 from streams.model.topics import InputSpec
-from streams.records import IncomingRecord
-from streams.runtime.partition.decoding import Unknown, UnknownSchema, unknown_schemas
+from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.ports import Blocking, Input, Polled
 from streams.runtime.signal import Signal
 
@@ -30,6 +30,48 @@ REPLICA_SECONDS: Final = 10.0
 """Seconds in which requests for an id that the registry does not have are repeated: a replica of it may be behind."""
 AGAIN_SECONDS: Final = 1.0
 """Seconds to the next question about an id that the registry does not have, and after none was answered."""
+
+
+class UnknownSchema(NamedTuple):
+    """The id of a schema that is to be fetched before a record is read (``formats.SchemaRegistry``)."""
+
+    registry: Any
+    key: bytes
+
+
+Unknown = Callable[[IncomingRecord], UnknownSchema | None]
+"""Looks for the schema that a record waits for; ``None``: it can be read."""
+
+
+def unknown_schemas(rule: Any, routes: Mapping[bytes, Route]) -> Unknown | None:
+    """Return what finds the records of an input that wait for a registry; ``None``: none does. ``rule``: of the
+    input."""
+    if hasattr(rule, "unknown"):
+
+        def by_rule(record: IncomingRecord) -> UnknownSchema | None:
+            key = rule.unknown(record)
+            return None if key is None else UnknownSchema(rule.registry, key)
+
+        return by_rule
+    needy: dict[bytes, Any] = {
+        name: route.event_type.codec
+        for name, route in routes.items()
+        if route.event_type is not None and hasattr(route.event_type.codec, "unknown")
+    }
+    if not needy:
+        return None
+    codecs: list[Any] = [*needy.values()]
+
+    def by_type(record: IncomingRecord) -> UnknownSchema | None:
+        # The rule has not run yet, which may know more; an id too many is fetched then.
+        found = codecs if rule is not None else [needy.get(record.header(TYPE_HEADER) or b"")]
+        for codec in filter(None, found):
+            key = codec.unknown(record.value)
+            if key is not None:
+                return UnknownSchema(codec.registry, key)
+        return None
+
+    return by_type
 
 
 class InputsOwner(Protocol):
@@ -47,11 +89,21 @@ class InputsOwner(Protocol):
     def spawn(self, task: Callable[[], Awaitable[None]]) -> None: ...
 
 
+class _Head(NamedTuple):
+    """A parked event that waits; ``known`` is called when it can be read."""
+
+    record: IncomingRecord
+    unknown: Unknown
+    known: Callable[[], None]
+
+
 class SchemaWaits:
-    """The waits of the inputs of one member, for those that need a registry. On the loop."""
+    """The waits of one member: of the inputs that need a registry, and of parked events. On the loop."""
 
     def __init__(self, member: InputsOwner) -> None:
         self._member, self._waits = member, list[SchemaWait]()
+        self._heads: dict[tuple[int, str], _Head] = {}
+        self._questions, self._is_asking = _Questions(member), False
 
     def before(self, number: int, port: Input, deliver: Callable[[Polled], None]) -> Callable[[Polled], None]:
         """Return what takes the batches of an input: ``deliver`` itself, unless its records need a registry."""
@@ -65,10 +117,100 @@ class SchemaWaits:
         member.spawn(wait.run)
         return wait.deliver
 
+    def waits(self, at: tuple[int, str], rule: Any, record: IncomingRecord, known: Callable[[], None]) -> bool:
+        """Check whether the schema of a parked event is to be fetched first, which another process may have read. Then
+        ``known`` is called once it is there, or refused. ``at``: partition and queue."""
+        unknown = unknown_schemas(rule, self._member.router.routes)
+        if unknown is None or unknown(record) is None:
+            return False
+        self._heads[at] = _Head(record, unknown, known)
+        if not self._is_asking:
+            self._is_asking = True
+            self._member.spawn(self._fetch_for_heads)
+        return True
+
+    async def _fetch_for_heads(self) -> None:
+        try:
+            while self._heads:
+                found = (head.unknown(head.record) for head in self._heads.values())
+                await self._questions.ask(filter(None, found), self.partitions)
+                for at, head in list(self._heads.items()):
+                    if at[0] not in self._member.workers:
+                        del self._heads[at]
+                    elif head.unknown(head.record) is None:
+                        del self._heads[at]
+                        head.known()
+                await anyio.sleep(ASK_SECONDS)
+        finally:
+            self._is_asking = False
+            self._questions.away_since = None
+
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions that wait for a registry."""
-        return tuple(sorted({partition for wait in self._waits for partition in wait.waiting}))
+        """The partitions that wait for a registry, or have parked events that do."""
+        waiting = {partition for wait in self._waits for partition in wait.waiting}
+        return tuple(sorted(waiting | {partition for partition, _ in self._heads}))
+
+
+class NoSchemaWaits:
+    """For a host in which no parked event is tried."""
+
+    def waits(self, at: tuple[int, str], rule: Any, record: IncomingRecord, known: Callable[[], None]) -> bool:
+        return False
+
+
+class _Questions:
+    """The questions to registries for one input, or for parked events. On the loop."""
+
+    def __init__(self, member: InputsOwner) -> None:
+        self._member, self._now = member, member.now
+        self._thread: Blocking | None = None
+        self._first_asked: dict[UnknownSchema, float] = {}
+        self._due: dict[UnknownSchema, float] = {}  # when it is fetched again
+        self.away_since: float | None = None
+        """When the registry was first away, for those that wait now."""
+
+    async def ask(self, wanted: Iterable[UnknownSchema], waiting: Sequence[int]) -> None:
+        """Fetch the first schema that is due. Raises ``ConfigError``, and ``RegistryUnavailable`` after the registry's
+        ``unavailable_seconds``. ``waiting``: the partitions, for messages."""
+        now = self._now()
+        found = next((each for each in wanted if self._due.get(each, now) <= now), None)
+        if found is None:
+            return
+        registry, key = found
+        try:
+            missing = await self._fetch(found)
+        except RegistryUnavailable as error:
+            from streams.formats.registry import shown  # it is loaded: with the registry
+
+            now = self._now()
+            if self.away_since is None:
+                self.away_since = now
+                _log.warning("partitions %s wait for the schema %s: %s", [*waiting], shown(key), error)
+            if 0 < registry.unavailable_seconds < now - self.away_since:
+                raise RegistryUnavailable(
+                    f"{error}; partitions {[*waiting]} have waited for the schema {shown(key)} for more than "
+                    f"unavailable_seconds={registry.unavailable_seconds:g}"
+                ) from None
+            await anyio.sleep(AGAIN_SECONDS)
+            return
+        self.away_since, now = None, self._now()
+        # A registry's replica may be behind: an id that it does not have is fetched again before it is refused.
+        if missing is not None and now - self._first_asked.setdefault(found, now) < REPLICA_SECONDS:
+            self._due[found] = now + AGAIN_SECONDS
+            return
+        if missing is not None:
+            registry.refuse(key, missing)
+        self._first_asked.pop(found, None)
+        self._due.pop(found, None)
+
+    async def _fetch(self, found: UnknownSchema) -> str | None:
+        fetch: Callable[[bytes], str | None] = found.registry.fetch
+        if found.registry.is_local:
+            return fetch(found.key)
+        if self._thread is None:
+            self._thread = self._member.thread("kes-registry")
+        return await self._thread.call(fetch, found.key)
 
 
 class _Held:
@@ -87,12 +229,8 @@ class SchemaWait:
         self, member: InputsOwner, number: int, port: Input, unknown: Unknown, deliver: Callable[[Polled], None]
     ) -> None:
         self._member, self._number, self._port = member, number, port
-        self._unknown, self._deliver, self._now = unknown, deliver, member.now
-        self._thread: Blocking | None = None
+        self._unknown, self._deliver, self._questions = unknown, deliver, _Questions(member)
         self._held: dict[int, _Held] = {}
-        self._first_asked: dict[bytes, float] = {}
-        self._due: dict[bytes, float] = {}  # when an id is fetched again
-        self._away_since: float | None = None
         self._news = Signal()
 
     @property
@@ -127,60 +265,21 @@ class SchemaWait:
         self._news.notify()
 
     async def run(self) -> None:
-        """Fetch the schemas that are waited for, until it is cancelled. Raises ``ConfigError``, and
-        ``RegistryUnavailable`` after the registry's ``unavailable_seconds``."""
+        """Fetch the schemas that are waited for, until it is cancelled. Raises as ``_Questions.ask``."""
         while True:
             while not self._held:
+                self._questions.away_since = None  # the next one waits its own time
                 await self._news.wait()
-            now = self._now()
-            due = next((found for found in self._wanted() if self._due.get(found.key, now) <= now), None)
-            if due is not None:
-                await self._ask(due)
+            await self._questions.ask(self._wanted(), self.waiting)
             # In a callback, as all deliveries: handlers may run in it, as of their partition's task.
             asyncio.get_running_loop().call_soon(self._release)
             await anyio.sleep(ASK_SECONDS)
-
-    async def _ask(self, found: UnknownSchema) -> None:
-        registry, key = found
-        try:
-            missing = await self._fetch(found)
-        except RegistryUnavailable as error:
-            from streams.formats.registry import shown  # it is loaded: with the registry
-
-            now = self._now()
-            if self._away_since is None:
-                self._away_since = now
-                _log.warning("partitions %s wait for the schema %s: %s", self.waiting, shown(key), error)
-            if 0 < registry.unavailable_seconds < now - self._away_since:
-                raise RegistryUnavailable(
-                    f"{error}; partitions {self.waiting} have waited for the schema {shown(key)} for more than "
-                    f"unavailable_seconds={registry.unavailable_seconds:g}"
-                ) from None
-            await anyio.sleep(AGAIN_SECONDS)
-            return
-        self._away_since, now = None, self._now()
-        # A registry's replica may be behind: an id that it does not have is fetched again before it is refused.
-        if missing is not None and now - self._first_asked.setdefault(key, now) < REPLICA_SECONDS:
-            self._due[key] = now + AGAIN_SECONDS
-            return
-        if missing is not None:
-            registry.refuse(key, missing)
-        self._first_asked.pop(key, None)
-        self._due.pop(key, None)
-
-    async def _fetch(self, found: UnknownSchema) -> str | None:
-        fetch: Callable[[bytes], str | None] = found.registry.fetch
-        if found.registry.is_local:
-            return fetch(found.key)
-        if self._thread is None:
-            self._thread = self._member.thread("kes-registry")
-        return await self._thread.call(fetch, found.key)
 
     def _wanted(self) -> list[UnknownSchema]:
         """Return the ids that are waited for, each once: the first ones of all partitions, then the second ones. So
         noise in one does not hold up the others."""
         each = [filter(None, map(self._unknown, held.records)) for held in self._held.values()]
-        return list({found.key: found for row in zip_longest(*each) for found in row if found is not None}.values())
+        return list(dict.fromkeys(found for row in zip_longest(*each) for found in row if found is not None))
 
     def _release(self) -> None:
         """Deliver what can be read."""

@@ -32,6 +32,7 @@ from streams.records import TYPE_HEADER, VERSION_HEADER, Change, Headers, Incomi
 from streams.runtime.replay import PartitionReplay, Program
 from streams.source.event_source import EventSource
 from streams.spark.reading.record_batches import HEADERS, header_column
+from streams.spark.typed import schemas
 from streams.spark.writing.header_columns import type_headers
 
 POSITION, STATE, RECORD, END = range(4)
@@ -65,17 +66,21 @@ RESULT: Final = pa.schema(
 
 
 class Travelling(msgspec.Struct, frozen=True):
-    """An event source on its way: ``name``, or the program itself; ``fingerprint`` is what the driver saw there."""
+    """An event source on its way: ``name``, or the program itself; ``fingerprint`` is what the driver saw there,
+    ``schemas`` what it has fetched."""
 
     name: str
     program: Program | None
     fingerprint: tuple[tuple[str, ...], ...]
+    schemas: schemas.OfNeeds
 
     def arrive(self) -> Program:
         """The program, on the executor. Raises ``ConfigError`` when it is not the one that the driver has."""
         if self.program is not None:
             return self.program
-        program = loaded(self.name).program()
+        source = loaded(self.name)
+        schemas.needs_received(source._declared.schema_needs(), self.schemas)
+        program = source.program()
         found = program.fingerprint
         if found != self.fingerprint:
             differing = sorted({str(each[0]) for each in set(found) ^ set(self.fingerprint)})
@@ -91,18 +96,20 @@ def travelling(source: EventSource[Any] | str) -> tuple[Travelling, Program]:
     """Return the parts that the executors get, and the program as it is here. Raises ``ConfigError`` for what cannot
     travel."""
     if isinstance(source, str):
-        program = loaded(source).program()
-        return Travelling(source, None, program.fingerprint), program
+        found = loaded(source)
+        program = found.program()
+        return Travelling(source, None, program.fingerprint, schemas.of_needs(found._declared.schema_needs())), program
     if not isinstance(source, EventSource):
         raise ConfigError(f"source is {type(source).__name__}; give an EventSource, or its name as 'module:attribute'")
+    sent = schemas.of_needs(source._declared.schema_needs())
     program = source.program()
     name = _name_of(source, program)
     if name:
-        return Travelling(name, None, program.fingerprint), program
+        return Travelling(name, None, program.fingerprint, sent), program
     for route in program.routes:
         if route.event_type is not None:
             _check_class(route.event_type.cls)
-    there = Travelling("", program, ())
+    there = Travelling("", program, (), ())
     try:
         serializer: Any = CloudPickleSerializer  # untyped
         serializer().dumps(there)

@@ -16,7 +16,7 @@ from streams.spark.columns import check_records, described
 from streams.spark.options import addressed, agreed
 from streams.spark.typed import event_format, json_decoding, python_codec
 from streams.spark.typed.event_format import EventsDataSource
-from streams.spark.typed.python_codec import EventReference
+from streams.spark.typed.python_codec import EventReference, ImportPath
 from streams.spark.typed.rules import CAME, REASON, ruled
 from streams.spark.typed.shapes import shape_of
 
@@ -156,7 +156,7 @@ def _can_be_imported(classes: type | Iterable[type]) -> bool:
     if not isinstance(classes, type):
         return False
     try:
-        EventReference.of(event_type_of(classes), "events decoded where they are read")
+        ImportPath.of(classes, "events decoded where they are read")
     except ConfigError:
         return False
     return True

@@ -27,6 +27,7 @@ from streams.errors import ConfigError, DecodeError, EncodeError
 from streams.events import EventType, event_type_of
 from streams.model.reasons import reason
 from streams.protocols import Codec
+from streams.spark.typed import schemas
 from streams.spark.typed.shapes import DECIMAL, Mapping, Scalar, Sequence, Shape, Structure, column_type
 
 _ARROW: Final = {
@@ -73,19 +74,23 @@ class EventReference(msgspec.Struct, frozen=True):
     path: ImportPath
     event_name: str
     version: int
+    schemas: str
+    """What the driver has fetched from the registry of its codec (``schemas``)."""
 
     @staticmethod
-    def of(event: EventType[Any], needed_for: str) -> EventReference:
-        return EventReference(ImportPath.of(event.cls, needed_for), event.name, event.version)
+    def of(event: EventType[Any], needed_for: str, *, writes: bool = False) -> EventReference:
+        path = ImportPath.of(event.cls, needed_for)
+        return EventReference(path, event.name, event.version, schemas.of_event(event, writes=writes))
 
     @staticmethod
     def parse(text: str) -> EventReference:
         """Parse ``str(reference)``."""
-        module, name, event_name, version = msgspec.json.decode(text, type=tuple[str, str, str, int])
-        return EventReference(ImportPath(module, name), event_name, version)
+        module, name, event_name, version, sent = msgspec.json.decode(text, type=tuple[str, str, str, int, str])
+        return EventReference(ImportPath(module, name), event_name, version, sent)
 
     def __str__(self) -> str:
-        return msgspec.json.encode((self.path.module, self.path.name, self.event_name, self.version)).decode()
+        fields = self.path.module, self.path.name, self.event_name, self.version, self.schemas
+        return msgspec.json.encode(fields).decode()
 
     def load(self) -> EventType[Any]:
         """The event type, on a worker. Raises ``ConfigError`` when it is not there, or not the same."""
@@ -95,6 +100,7 @@ class EventReference(msgspec.Struct, frozen=True):
                 f"{self.path.module}.{self.path.name} is {event!r} on the workers, but {self.event_name!r}, "
                 f"version {self.version}, in the driver: install the same version of the package"
             )
+        schemas.received(event, self.schemas)
         return event
 
 
@@ -165,7 +171,7 @@ def _rows(convert: Callable[..., Any], values: pa.Array, *more: pa.Array) -> Ite
 def encode_event(event: EventType[Any], row: Column) -> Column:
     """The bytes of the event whose fields, under their names on the wire, are those of the struct ``row``. A row that
     makes no event fails the job."""
-    reference = EventReference.of(event, f"codecs of one's own ({type(event._codec).__name__})")
+    reference = EventReference.of(event, f"codecs of one's own ({type(event._codec).__name__})", writes=True)
 
     def encoded(rows: pa.Array) -> pa.Array:
         known = _loaded(reference)

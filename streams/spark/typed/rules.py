@@ -14,6 +14,7 @@ from streams.events import parse_version
 from streams.formats.rules import TypeRule
 from streams.records import VERSION_HEADER, IncomingRecord, TypedRecord
 from streams.spark.columns import check_records
+from streams.spark.typed import schemas
 
 CAME: Final = "__came__"
 """The column with the value as it came, of which that of the event may be a part."""
@@ -33,6 +34,7 @@ def ruled(df: DataFrame, rule: TypeRule) -> DataFrame:
     if not isinstance(given, TypeRule):
         raise ConfigError(f"types is {given!r}; it must be a rule of streams.formats, such as Only(Click)")
     check_records(df, headers=True)
+    schemas.of_rule(rule)
 
     def find(*columns: pa.Array) -> pa.Array:
         return pa.array([_found(rule, *row) for row in zip(*(one.to_pylist() for one in columns), strict=True)], _FOUND)
