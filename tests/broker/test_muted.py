@@ -16,6 +16,7 @@ from streams.errors import ConfigError
 from streams.runtime.changelog import OFFSET_KEY, decode_offset
 from tests.broker.engine_kit import Lab, Running, start_failure
 from tests.broker.muted_program import second
+from tests.unit.waiting import stays
 
 pytestmark = [pytest.mark.broker, pytest.mark.asyncio, pytest.mark.timeout(180)]
 
@@ -64,8 +65,10 @@ async def test_it_follows_the_running_one_through_a_kill(
     async with Running(new) as running:
         await running.until_handled(len(NAMES))
         await lab.add(*NAMES[:10])  # the running one stands still
-        await asyncio.sleep(1.0)
-        assert await position() == len(NAMES)
+        standing = new.statistics
+        await asyncio.to_thread(
+            stays, lambda: standing().partitions[0].next_offset == len(NAMES), 1.0, "it is beyond the running one"
+        )
         code, answer, err = await command("rebuild", "status", "--max-behind", "0")
         assert (code, answer and answer["behind"]) == (0, 0), err
         async with Running(lab.telling()) as again:

@@ -225,7 +225,6 @@ def test_the_figures_of_a_source_are_exported() -> None:
         "kes_partition_queued_records partition=0": 3, "kes_partition_queued_bytes partition=0": 300,
         "kes_input_awaited partition=0,topic=in": 1, "kes_partition_events_ahead partition=0": 4,
         "kes_partition_timers partition=0": 5, "kes_parked_keys partition=0": 2, "kes_parked_events partition=0": 9,
-        "kes_behind_followed_records partition=0": 4, "kes_muted_records topic=out": 5,
         "kes_parked_bytes partition=0": 77, "kes_parked_since_timestamp_seconds partition=0": 1_700_000_000.25,
         "kes_parked_full partition=0": 1, "kes_parked_full partition=1": 0, "kes_once_ids partition=0": 6,
         "kes_jobs_pending partition=0": 3, "kes_jobs_parked partition=0": 1, "kes_jobs_running partition=0": 2,

@@ -12,6 +12,7 @@ import pytest
 from streams import GroupConfig, Table
 from streams.errors import ConfigError, OffsetError, TopicReplaced
 from streams.events import to_record
+from streams.observability.catalogue import BEHIND_FOLLOWED, MUTED_RECORDS, figures
 from streams.outcomes import DEAD_LETTER, PARK
 from streams.records import Change, Record, TopicPartition
 from streams.runtime.changelog import (
@@ -70,6 +71,9 @@ def test_it_follows_and_sends_nothing() -> None:
         found = driver.statistics()
         assert (found.shadow_of, found.muted_records) == ("bank", {OUT: 3})
         assert found.partitions[0].behind_followed == 0
+        samples = list(figures(found))
+        assert (BEHIND_FOLLOWED, 0, ("0",)) in samples
+        assert (MUTED_RECORDS, 3, (OUT,)) in samples
         records = offset_records(driver)
         assert records[-1].offset == 3
         assert {one.changelog_id for one in records} == {MUTED + records[-1].ids.changelog}
