@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import GroupConfig, Table
+from streams import AsyncJobScheduler, GroupConfig, Table, event_type
 from streams.errors import ConfigError, OffsetError, TopicReplaced
 from streams.events import to_record
 from streams.observability.catalogue import BEHIND_FOLLOWED, MUTED_RECORDS, figures
@@ -28,6 +28,12 @@ from streams.runtime.ownership.replica import Replica
 from streams.testing import TestDriver
 from tests.unit import muted_kit
 from tests.unit.muted_kit import BROKEN, OLDS, OUT, TOPIC, Beside, Deposit, build
+
+
+@event_type("Other")
+class Other(msgspec.Struct, frozen=True):
+    name: str
+
 
 T0 = 1_699_999_000_000
 
@@ -205,6 +211,36 @@ def test_the_voice_goes_where_the_state_goes() -> None:
         old.at(1, moved)
         driver.advance(1)
         assert dict(driver.store(moved).items()) == {"b": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"shadow_of": "bank.v2"}, "the group_id itself: a source cannot follow itself"),
+        ({"shadow_of": "a b"}, "shadow_of"),
+        ({"loop": True}, "loop is set beside shadow_of"),
+        ({"visits": True}, "visits is set beside shadow_of"),
+        ({"start_at": "latest"}, "start_at is set beside shadow_of"),
+        ({"source_bootstrap_servers": "there:1"}, "source_bootstrap_servers is set beside shadow_of"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build(**settings)
+
+
+def test_what_calls_outside_is_refused_at_the_start_too() -> None:
+    source = build()
+
+    async def charge(ctx: Any, event: Other) -> None: ...
+
+    async def job(item: object) -> None: ...
+
+    source.register_event_type(Other, charge, concurrency=3)
+    AsyncJobScheduler(source, job)
+    source.schedule_interjection(lambda ctx: None, every=5.0)
+    with pytest.raises(ConfigError, match=r"interjection .*, the jobs .*job.*, the concurrent handler of Other"):
+        TestDriver(source).close()
 
 
 def test_a_timer_of_a_parked_key_waits_in_its_queue_and_fires_once(monkeypatch: pytest.MonkeyPatch) -> None:
