@@ -11,7 +11,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHON ?= python3
 ARGS ?=
-TESTERS ?= 2
+# One more than cores: a third of the time of tests is spent in waits.
+TESTERS ?= 3
 BIN := $(VENV)/bin
 # By file: broker and Spark session serve all tests of a process, and fixtures of a module begin once. In the order of
 # tests/durations.json, not by number of tests: the longest files first.
@@ -38,7 +39,7 @@ demo: $(FOR_DEMO) ## real flights through Spark, Kafka and exactly-once handlers
 pipeline: $(FOR_DEMO) ## files -> Spark -> event source -> Spark's tables and a report, each stage killed on the way, checked to the last flight
 	@$(BIN)/python -m examples.pipeline.main $(ARGS)
 
-test: leaves ## the change gate, by two processes (TESTERS=1: one): every promise has a test in it
+test: leaves ## the change gate, by three processes (TESTERS=1: one): every promise has a test in it
 	@$(BIN)/python -m pytest -n $(TESTERS) $(BY_FILE) -m "not soak and not nightly" $(ARGS)
 
 test-changed: leaves ## tests of the change gate that a change since BASE (the merge base with main) can reach, by imports

@@ -1,4 +1,7 @@
-"""Event classes by a schema registry, which the workers import; the registry's address is known in the driver only."""
+"""Event classes by a schema registry, which the workers import; the registry's address is known in the driver only.
+
+Their names and subjects are their own: a source in this process that has the same ones would ask this registry.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from streams.formats import AvroCodec, BySchema, JsonSchemaCodec, SchemaRegistry
 REGISTRY = SchemaRegistry()  # KES_REGISTRY_URL
 
 
-@event_type("bank.Deposited", codec=AvroCodec(REGISTRY, subject="deposits-value"))
+@event_type("sent.Deposited", codec=AvroCodec(REGISTRY, subject="sent-deposits-value"))
 class Deposited(msgspec.Struct, frozen=True):
     account: str
     cents: int
@@ -22,13 +25,13 @@ class Deposited(msgspec.Struct, frozen=True):
     tags: list[str] = []
 
 
-@event_type("bank.Balance", codec=JsonSchemaCodec(REGISTRY, subject="balances-value"))
+@event_type("sent.Balance", codec=JsonSchemaCodec(REGISTRY, subject="sent-balances-value"))
 class Balance(msgspec.Struct, frozen=True):
     account: str
     cents: int
 
 
-@event_type("bank.Read", codec=AvroCodec(REGISTRY))
+@event_type("sent.Read", codec=AvroCodec(REGISTRY))
 class Read(msgspec.Struct, frozen=True):
     """Is read only."""
 
@@ -36,7 +39,7 @@ class Read(msgspec.Struct, frozen=True):
 
 
 config = EventSourceConfig(group_id="bank", topic="deposits", num_partitions=4)
-source = EventSource(config, types=BySchema(REGISTRY, subjects=["deposits-value"]))
+source = EventSource(config, types=BySchema(REGISTRY, subjects=["sent-deposits-value"]))
 
 
 @source.on

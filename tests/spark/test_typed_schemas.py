@@ -28,11 +28,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 AT = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 OLD = json.dumps(
     {
-        "type": "record", "name": "Deposited", "namespace": "bank",
+        "type": "record", "name": "Deposited", "namespace": "sent",
         "fields": [{"name": "account", "type": "string"}, {"name": "cents", "type": "int"}],
     }
 )  # fmt: skip
-DEPOSITS, BALANCES = BySchema(REGISTRY, subjects=["deposits-value"]), BySchema(REGISTRY, subjects=["balances-value"])
+DEPOSITS, BALANCES = (
+    BySchema(REGISTRY, subjects=["sent-deposits-value"]),
+    BySchema(REGISTRY, subjects=["sent-balances-value"]),
+)
 
 
 class Script:
@@ -41,7 +44,7 @@ class Script:
     def __init__(self) -> None:
         codecs: list[Any] = [event_type_of(cls).codec for cls in (Deposited, Balance)]
         deposited, balance = (codec.schema.text for codec in codecs)
-        self.subjects = {"deposits-value": [(5, OLD), (7, deposited)], "balances-value": [(8, balance)]}
+        self.subjects = {"sent-deposits-value": [(5, OLD), (7, deposited)], "sent-balances-value": [(8, balance)]}
 
     def answer(self, request: Any) -> tuple[int, Any]:
         """All of an API's answer that is looked at."""
@@ -55,7 +58,11 @@ class Script:
         if found[2] is None:
             return 200, [*range(1, len(versions) + 1)]
         number, text = versions[int(found[2]) - 1]
-        return 200, {"id": number, "schema": text, "schemaType": "JSON" if found[1] == "balances-value" else "AVRO"}
+        return 200, {
+            "id": number,
+            "schema": text,
+            "schemaType": "JSON" if found[1] == "sent-balances-value" else "AVRO",
+        }
 
 
 @pytest.fixture
@@ -95,7 +102,7 @@ def test_rows_are_written_and_read_back_and_tasks_ask_nothing(spark: SparkSessio
     df = connector(spark, [(values[0], None), (old(5, 9), None), (old(9, 9), None)])
     for found in (
         kes_spark.events(df, Deposited, types=DEPOSITS),
-        kes_spark.events(df.where("offset < 2"), [Deposited], types=DEPOSITS).select("`bank.Deposited`.*", "_error"),
+        kes_spark.events(df.where("offset < 2"), [Deposited], types=DEPOSITS).select("`sent.Deposited`.*", "_error"),
     ):
         asked = len(server.requests)
         rows = found.collect()
@@ -117,7 +124,7 @@ def test_an_id_that_the_driver_does_not_know_is_named_and_known_to_the_next_quer
     assert (rows[1]["_meta"]["partition"], rows[1]["_meta"]["offset"]) == (3, 1)
     with pytest.raises(PySparkException, match=r"t\[3\]@1: the schema 9 was not sent with the job"):
         kes_spark.events(df, Deposited, types=DEPOSITS, on_error="fail").collect()
-    script.subjects["deposits-value"].append((9, OLD.replace("int", "long")))
+    script.subjects["sent-deposits-value"].append((9, OLD.replace("int", "long")))
     again = kes_spark.events(df, Deposited, types=DEPOSITS)  # as a function of foreachBatch has it, for each batch
     assert [row["cents"] for row in again.collect()] == [1, 2]
 
@@ -148,12 +155,12 @@ def test_a_replay_reads_and_writes_by_what_the_driver_has_fetched(spark: SparkSe
 
 def test_what_the_registry_lacks_is_refused_in_the_driver(spark: SparkSession, script: Script) -> None:
     df = connector(spark, [good(Withdrawn("a", 3))])
-    with pytest.raises(ConfigError, match=r"bank\.Read: .* has no schema of the named subjects"):
+    with pytest.raises(ConfigError, match=r"sent\.Read: .* has no schema of the named subjects"):
         kes_spark.events(df, Read)
     with pytest.raises(ConfigError, match=r"name those whose versions are read, by BySchema\(registry, subjects="):
         kes_spark.events(df, Read, types=BySchema(REGISTRY))
-    with pytest.raises(ConfigError, match=r"bank\.Read is not written: .* AvroCodec\(subject=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"sent\.Read is not written: .* AvroCodec\(subject=\.\.\.\)"):
         kes_spark.encode(frame(spark, [Read("a")]), Read, key="account")
-    del script.subjects["deposits-value"]
-    with pytest.raises(ConfigError, match=r"not registered under 'deposits-value'.*kes schema register"):
+    del script.subjects["sent-deposits-value"]
+    with pytest.raises(ConfigError, match=r"not registered under 'sent-deposits-value'.*kes schema register"):
         kes_spark.encode(frame(spark, [Deposited("a", 5)]), Deposited, key="account")
