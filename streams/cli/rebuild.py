@@ -58,13 +58,13 @@ class _Request(StartRequest):
 
 
 class _RebuildStart(StartCommand):
-    """One run of ``kes rebuild start``. ``told``: the record of each partition."""
+    """One run of ``kes rebuild start``. ``voice``: the voice record of each partition."""
 
     _mark = MUTED
-    told: VoiceRecord
+    voice: VoiceRecord
 
     def _between(self) -> list[tuple[bytes, bytes]]:
-        return [(VOICE_KEY, msgspec.json.encode(self.told))]
+        return [(VOICE_KEY, msgspec.json.encode(self.voice))]
 
 
 @app.command()
@@ -95,7 +95,7 @@ def start(
         GroupChecks(config, seconds=timeout) as checks,
     ):
         command = _RebuildStart(found, config, [config.topic, *inputs], wanted, checks, admin, admin, None, timeout)
-        command.told = _told(old, checks, admin, timeout)
+        command.voice = _voice(old, checks, admin, timeout)
         places = command.begun()
         is_new = places is None
         if places is None and dry_run:
@@ -145,7 +145,7 @@ def refuse_pair(
     new._declared.refuse_muted()
 
 
-def _told(old: EventSourceConfig, checks: GroupChecks, admin: TopicAdmin, timeout: float) -> VoiceRecord:
+def _voice(old: EventSourceConfig, checks: GroupChecks, admin: TopicAdmin, timeout: float) -> VoiceRecord:
     """Return the voice record. Raises ``OffsetError`` for a source that has not run, or is muted itself."""
     identity = admin.identity(old.changelog, timeout)
     if identity is None:

@@ -80,8 +80,8 @@ class ViewTable(GlobalTable[K, V], Generic[K, V]):
         for name, index in indexes.items():
             if not isinstance(index, Index):
                 raise ConfigError(f"{self._topic}: index {name!r} is {index!r}; it must be an Index")
-            told = f"the index {name!r} of {self._topic}"
-            self._indexes[name] = TableIndex(index, told, lambda _, data: self._decode_value(data), show)
+            whose = f"the index {name!r} of {self._topic}"
+            self._indexes[name] = TableIndex(index, whose, lambda _, data: self._decode_value(data), show)
 
     def by_range(self, index: str, low: Any, high: Any, *, reverse: bool, include_high: bool) -> Iterator[tuple[K, V]]:
         """See ``ViewReads.by_range``."""

@@ -139,8 +139,8 @@ class FollowedSource:
         if copy is not None and copy.epoch == epoch:
             self._inlet.put((copy, error))
 
-    def _learned(self, told: tuple[_Copy, News | Exception]) -> None:
-        copy, news = told
+    def _learned(self, learned: tuple[_Copy, News | Exception]) -> None:
+        copy, news = learned
         worker = copy.worker
         if worker.is_closing or self._copies.get(copy.partition) is not copy:
             return
