@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from streams.errors import EncodeError
 from streams.events import needy_codecs
+
+REPLICA_SECONDS: Final = 10.0
+"""Seconds in which requests for an id that the registry does not have are repeated: a replica of it may be behind."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

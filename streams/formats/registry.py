@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from streams.errors import ConfigError, DecodeError, RegistryUnavailable
+from streams.formats.needs import REPLICA_SECONDS
 from streams.formats.registry_http import (
     HttpRegistry,
     NotInRegistry,
@@ -39,8 +40,6 @@ AUTH_VARIABLE: Final = "KES_REGISTRY_AUTH"
 REFUSED_SECONDS: Final = 300.0
 """An id that the registry does not have counts as unknown for so long."""
 MOST_REFUSED: Final = 10_000
-REPLICA_SECONDS: Final = 10.0
-"""Seconds in which requests for an id that the registry does not have are repeated: a replica of it may be behind."""
 MOST_AT_ONCE: Final = 3
 """Threads of one registry for values that are read without a wait."""
 Wire = Literal["confluent", "apicurio8"]

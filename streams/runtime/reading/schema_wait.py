@@ -17,6 +17,7 @@ import anyio
 from streams.core.admission import size_of_records
 from streams.core.router import Route, Router
 from streams.errors import RegistryUnavailable
+from streams.formats.needs import REPLICA_SECONDS
 from streams.model.topics import InputSpec
 from streams.records import TYPE_HEADER, IncomingRecord
 from streams.runtime.ports import Blocking, Input, Polled
@@ -26,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 0.1
 """Seconds between two questions: values of a producer of noise, each with another id, must not take a registry down."""
-REPLICA_SECONDS: Final = 10.0
-"""Seconds in which requests for an id that the registry does not have are repeated: a replica of it may be behind."""
 AGAIN_SECONDS: Final = 1.0
 """Seconds to the next question about an id that the registry does not have, and after none was answered."""
 
