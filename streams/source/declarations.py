@@ -165,6 +165,9 @@ class Declarations:
         from streams.runtime.ownership.replicas import make_store  # with the engine, which a declaration does without
 
         self.inputs.check()
+        # What a handler forwards to is known at its event only; an aggregate has named its topic.
+        if self.aggregate is not None and (why := self.outputs.sent_to.refusal(self.aggregate.topic)):
+            raise RegistrationError(f"the events of the aggregate cannot be sent: {why}")
         self._check_rows()
         self.visits.check(lambda: make_store(self.store_factory, TopicPartition(self.config.topic, 0)))
         self.router.forms = self.outputs.forms

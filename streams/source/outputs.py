@@ -37,7 +37,8 @@ class DeclaredOutputs:
         null_keys: NullKeys = "sticky",
     ) -> str:
         """See ``EventSource.output``."""
-        self._registry.check_declarable("output", topic, "it needs no declaration as output")
+        cannot = self.sent_to.unwritable.get(topic, "it needs no declaration as output")
+        self._registry.check_declarable("output", topic, cannot)
         if topic in self.by_topic:
             raise RegistrationError(f"the output {topic!r} is declared twice")
         what = f"of source.output({topic!r})"

@@ -12,13 +12,14 @@ import pytest
 
 from streams import DEAD_LETTER, PARK, SKIP, STOP, EventSource, EventSourceConfig, Record, event_type
 from streams.errors import ConfigError, EventFailure, RegistrationError
-from streams.formats import ByField, ByFunction, ByHeader, Deleted, Only, TypeRule
+from streams.formats import ByField, ByFunction, ByHeader, CloudEvents, Deleted, Only, TypeRule
 from streams.looks.letters import Letter
 from streams.looks.records import Decoder
 from streams.records import TYPE_HEADER, VERSION_HEADER, IncomingRecord, TypedRecord
 from streams.runtime.partition.dead_letters import dead_letter
 from streams.runtime.partition.execution import _stamped
 from streams.runtime.replay import PartitionReplay
+from streams.stores import Aggregate
 from streams.testing import TestDriver
 
 
@@ -369,6 +370,37 @@ def test_what_is_sent_to_the_own_topic_would_not_be_read_as_what_it_is(policy: A
             driver.send_record(Record("orders", b'{"order":"again"}', b"k"))
         assert len(driver.outputs("orders")) == 2
         assert driver.outputs("elsewhere", OrderIn) == [OrderIn("on")]
+
+
+def aggregating(types: TypeRule | None, topic: str) -> EventSource[Any]:
+    config = EventSourceConfig(group_id="g", topic="orders", num_partitions=1)
+    source = EventSource(config, Aggregate.factory(key=str, state=OrderIn), types=types)
+    source.register_default_handler(lambda ctx, record: None)
+    rules = source.aggregate(OrderIn(""), events=topic)
+
+    @rules.decide
+    def pay(state: OrderIn, command: MoneyIn) -> list[OrderIn]:
+        return []
+
+    return source
+
+
+def test_events_of_an_aggregate_that_cannot_be_sent_are_refused_at_the_start() -> None:
+    with pytest.raises(RegistrationError, match=r"events of the aggregate cannot be sent: .*Only\(OrderIn\) says what"):
+        TestDriver(aggregating(Only(OrderIn), "orders"))
+    declared = aggregating(None, "moves")
+    declared.output("others")
+    with pytest.raises(RegistrationError, match="events of the aggregate cannot be sent: the topic 'moves' is not decl"):
+        TestDriver(declared)
+    for types, topic in ((None, "orders"), (Only(OrderIn), "moves"), (CloudEvents(source="/x"), "orders")):
+        TestDriver(aggregating(types, topic)).close()
+
+
+def test_the_own_topic_as_an_output_is_refused_with_the_reason() -> None:
+    with pytest.raises(RegistrationError, match=r"own: orders is the source's own topic, where Only\(OrderIn\) says"):
+        source_of(Only(OrderIn), []).output("orders")
+    with pytest.raises(RegistrationError, match="own: it needs no declaration as output"):
+        source_of(None, []).output("orders")
 
 
 def test_the_loop_has_our_headers_beside_a_rule_of_the_own_topic() -> None:
