@@ -390,7 +390,7 @@ def test_events_of_an_aggregate_that_cannot_be_sent_are_refused_at_the_start() -
         TestDriver(aggregating(Only(OrderIn), "orders"))
     declared = aggregating(None, "moves")
     declared.output("others")
-    with pytest.raises(RegistrationError, match="events cannot be sent: the topic 'moves' is not declared"):
+    with pytest.raises(RegistrationError, match="the aggregate cannot be sent: the topic 'moves' is not declared"):
         TestDriver(declared)
     for types, topic in ((None, "orders"), (Only(OrderIn), "moves"), (CloudEvents(source="/x"), "orders")):
         TestDriver(aggregating(types, topic)).close()
