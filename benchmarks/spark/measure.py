@@ -26,17 +26,24 @@ CORES = 2
 CONNECTOR, FLOOR, BARE, NOTHING = "connector", "rate to noop", "bare Python", "nothing"
 DRIVER = "driver"
 """The driver's part of a write: batches that are made already are put into one transaction."""
+COMMIT, COMMIT_ROWS, COMMITS = "commit", 200, 30
+"""The same for small batches of one query: the time of the median of so many commits."""
+WIDE, MANY, WIDE_ROWS = "one batch", 400, 2_000
+"""A micro-batch of few rows in a topic of many partitions, by its number of partitions and of rows."""
 BACK_TO_BACK, EVERY, IDLE = "back to back", "every 500 ms", "idle, every 500 ms"
 BY_CONNECTOR = "grt, connector reads"
 LEAST = {("stream", "grt"): 1.0, ("stream", BY_CONNECTOR): 1.2, ("write", "grt"): 1.8}
 LEAST_TYPED = 0.9
+MOST_CPU = {"grt": 0.7, BY_CONNECTOR: 0.7}
+MOST_COMMIT_MS, MOST_WIDE_SECONDS = 15, 3
 MOST_NS, MOST_ABOVE_FLOOR_MS, MOST_IDLE_PERCENT = 50, 80, 10
 
 
 class SparkRun(msgspec.Struct, frozen=True):
     """One job. ``round`` 0 is not counted: it is the first of its kind in the session. ``cpu_us``: per row.
 
-    ``per_second`` of a stream is that of the median batch after the first, ``first_seconds`` that of its first batch.
+    ``per_second`` of a stream is that of the median batch after the first, ``first_seconds`` that of its first batch,
+    of a commit the median's.
     """
 
     what: str
@@ -108,6 +115,12 @@ PySpark (`benchmarks/spark/run.py`)."""
             for (what, system), least in LEAST.items()
             if (compared := ratios(kinds.get(what, []), system, CONNECTOR, _rate))
         ]
+        streams = kinds.get("stream", [])
+        aims += [
+            at_most(f"Spark: stream of {system}, CPU time a row of the connector's", most, compared)
+            for system, most in MOST_CPU.items()
+            if (compared := ratios(streams, system, CONNECTOR, lambda one: one.cpu_us))
+        ]
         read = {one.round: one.per_second for one in right(of_system(kinds.get("read", []), "grt"))}
         decoded = [one for one in right(of_system(kinds.get("decode", []), "grt, typed")) if one.round in read]
         if decoded:
@@ -116,12 +129,22 @@ PySpark (`benchmarks/spark/run.py`)."""
         if driven := right(kinds.get(DRIVER, [])):
             nanoseconds = [one.cpu_us * 1e3 for one in driven]
             aims.append(at_most("Spark: the driver's processor time", MOST_NS, nanoseconds, "ns a row"))
+        if commits := right(kinds.get(COMMIT, [])):
+            took = [one.first_seconds * 1e3 for one in commits]
+            aims.append(at_most(f"Spark: a commit of {COMMIT_ROWS} rows, warm", MOST_COMMIT_MS, took, "ms"))
+        wide = [one for one in right(found) if one.what == WIDE]
+        for system in names(wide):
+            took = [one.first_seconds for one in of_system(wide, system)]
+            what = f"Spark: a micro-batch of {WIDE_ROWS:,} rows in {MANY} partitions, {system}"
+            aims.append(at_most(what, MOST_WIDE_SECONDS, took, "s"))
         return aims
 
 
 def _table(found: Sequence[SparkRun]) -> Table:
     one = found[0]
-    each = "the median batch after the first" if one.what == "stream" else "the whole job"
+    each = {"stream": "the median batch after the first", COMMIT: f"the median of {COMMITS}"}.get(
+        one.what, "the whole job"
+    )
     shown = table(
         f"Spark, {one.what} of {one.rows:,} rows in {one.partitions} partitions: {each}; {loads(found)}",
         ["system"],
@@ -130,13 +153,13 @@ def _table(found: Sequence[SparkRun]) -> Table:
     for system in names(found):
         mine = of_system(found, system)
         counted = right(mine)
-        first = counted if one.what == "stream" else mine[:1]
+        first = counted if one.what in {"stream", COMMIT, WIDE} else mine[:1]
         shown.add_row(
             system,
             spread(run.per_second for run in counted),
             spread(ratios(found, system, "connector", lambda run: run.per_second), ".2f"),
             spread((run.cpu_us for run in counted), ".2f"),
-            spread((run.first_seconds for run in first if not run.fault), ".1f"),
+            spread((run.first_seconds for run in first if not run.fault), ".3f" if one.what == COMMIT else ".1f"),
             verdict(mine),
         )
     return shown

@@ -28,7 +28,18 @@ from pyspark.sql import functions as f
 import streams.spark as kes_spark
 from benchmarks.cluster import Cluster, Headers
 from benchmarks.jars import NoJar, jars
-from benchmarks.spark.measure import BATCHES, CORES, DRIVER, SparkRun
+from benchmarks.spark.measure import (
+    BATCHES,
+    COMMIT,
+    COMMIT_ROWS,
+    COMMITS,
+    CORES,
+    DRIVER,
+    MANY,
+    WIDE,
+    WIDE_ROWS,
+    SparkRun,
+)  # fmt: skip
 from benchmarks.spark.sides import TYPE, Connector, Grt, GrtByConnector, GrtTyped, Side, typed_rows
 from benchmarks.systems import Failed
 from streams.sak import spark_jar
@@ -147,6 +158,7 @@ class SparkBench:
                 ("write", self.sides, self.write, short),
                 ("stream", self._streaming, self._stream, long),
                 (DRIVER, [self._grt], self._drive, short),
+                (COMMIT, [self._grt], self._commit, short),
             )
             for what, sides, job, source in jobs:
                 for turn in range(self._sizes.rounds + 1):
@@ -154,6 +166,12 @@ class SparkBench:
                         say(f"{what}, {partitions} partitions, {turn}/{self._sizes.rounds}: {side.name}")
                         yield job(side, turn, partitions, source)
             self._cluster.delete(short, long)
+        say(f"writing input, {MANY} partitions")
+        wide = self.input(WIDE_ROWS, MANY)
+        for turn, side in itertools.product(range(self._sizes.rounds + 1), self._streaming):
+            say(f"{WIDE}, {turn}/{self._sizes.rounds}: {side.name}")
+            yield self._wide(side, turn, wide)
+        self._cluster.delete(wide)
 
     def input(self, rows: int, partitions: int) -> str:
         """Write a topic. Raises ``Failed``."""
@@ -191,13 +209,9 @@ class SparkBench:
     def _drive(self, side: Side, turn: int, partitions: int, _: str) -> SparkRun:
         """Forward batches as a driver does, in this process."""
         rows, target = self._sizes.rows, self._topic(partitions)
-        kafka = {"bootstrap.servers": self._cluster.bootstrap_servers}
-        to = WriteTarget(identity=target, marker_topic=target, kafka=kafka)
-        encoder = BatchEncoder(target, kafka, target, topic_shapes(kafka))
-        made = list(encoder.encode(side.encoded(typed_rows(self._spark, rows, partitions)).toArrow().to_batches()))
-        request = BatchRequest(sink=target, identity=target, query=target, batch=0, rows=rows)
+        commit = self._committing(side, rows, partitions, target)
         began, before = time.perf_counter(), time.process_time()
-        write_once(to, request, lambda: made, size=0)
+        commit(0)
         cpu, seconds = time.process_time() - before, time.perf_counter() - began
         fault = self._fault(target, partitions, rows, in_order=False)
         self._cluster.delete(target)
@@ -206,11 +220,59 @@ class SparkBench:
             DRIVER, side.name, partitions, turn, rows, rows / seconds, seconds, cpu / rows * 1e6, load, fault
         )
 
+    def _commit(self, side: Side, turn: int, partitions: int, _: str) -> SparkRun:
+        """Commit small batches of one query, one after the other, as the kept process of a driver does."""
+        target = self._topic(partitions)
+        commit, took = self._committing(side, COMMIT_ROWS, partitions, target), list[float]()
+        before = time.process_time()
+        for batch in range(COMMITS):
+            began = time.perf_counter()
+            commit(batch)
+            took.append(time.perf_counter() - began)
+        cpu = (time.process_time() - before) / (COMMITS * COMMIT_ROWS) * 1e6
+        written = sum(1 for _ in self._cluster.records(target, partitions))
+        fault = "" if written == COMMITS * COMMIT_ROWS else f"{written} rows instead of {COMMITS * COMMIT_ROWS}"
+        self._cluster.delete(target)
+        middle, load = statistics.median(took), os.getloadavg()[0]
+        return SparkRun(
+            COMMIT, side.name, partitions, turn, COMMIT_ROWS, COMMIT_ROWS / middle, middle, cpu, load, fault
+        )
+
+    def _committing(self, side: Side, rows: int, partitions: int, target: str) -> Callable[[int], None]:
+        """Encode rows once, and return what commits them as the batch of a number."""
+        kafka = {"bootstrap.servers": self._cluster.bootstrap_servers}
+        to = WriteTarget(identity=target, marker_topic=target, kafka=kafka)
+        encoder = BatchEncoder(target, kafka, target, topic_shapes(kafka))
+        made = list(encoder.encode(side.encoded(typed_rows(self._spark, rows, partitions)).toArrow().to_batches()))
+
+        def commit(batch: int) -> None:
+            request = BatchRequest(sink=target, identity=target, query=target, batch=batch, rows=rows)
+            write_once(to, request, lambda: made, size=0)
+
+        return commit
+
     def _stream(self, side: Side, turn: int, partitions: int, source: str) -> SparkRun:
-        target, rows = self._topic(partitions), self._sizes.batch * BATCHES
-        done: list[Any] = []
+        rows = self._sizes.batch * BATCHES
         # Offsets are counted out, and the end of a transaction takes one too: a little more, or a sixth batch is due.
         most = self._sizes.batch + self._sizes.batch // 100 + partitions
+        done, cpu, load, fault = self._copied(side, source, partitions, rows, most, BATCHES)
+        took = [each["durationMs"]["triggerExecution"] / 1000 for each in done] or [0.0]
+        rates = [each["numInputRows"] / seconds for each, seconds in zip(done[1:], took[1:], strict=True)]
+        rate = statistics.median(rates or [0.0])
+        return SparkRun("stream", side.name, partitions, turn, rows, rate, took[0], cpu, load, fault)
+
+    def _wide(self, side: Side, turn: int, source: str) -> SparkRun:
+        """Copy a topic of many partitions with few rows in one micro-batch: what each partition costs."""
+        done, cpu, load, fault = self._copied(side, source, MANY, WIDE_ROWS, 100 * WIDE_ROWS, 1)
+        seconds = sum(each["durationMs"]["triggerExecution"] for each in done) / 1000
+        rate = WIDE_ROWS / seconds if seconds else 0.0
+        return SparkRun(WIDE, side.name, MANY, turn, WIDE_ROWS, rate, seconds, cpu, load, fault)
+
+    def _copied(
+        self, side: Side, source: str, partitions: int, rows: int, most: int, batches: int
+    ) -> tuple[list[Any], float, float, str]:
+        """Stream a topic into a new one and judge it: the batches with rows, CPU time a row, load, fault."""
+        target, done = self._topic(partitions), list[Any]()
 
         def copy() -> None:
             with tempfile.TemporaryDirectory() as checkpoint:
@@ -220,13 +282,10 @@ class SparkBench:
 
         _, cpu, load = self._timed(copy, rows)
         fault = self._fault(target, partitions, rows, in_order=True)
-        if len(done) != BATCHES:
-            fault = fault or f"{len(done)} batches instead of {BATCHES}"
+        if len(done) != batches:
+            fault = fault or f"{len(done)} batches instead of {batches}"
         self._cluster.delete(target)
-        took = [each["durationMs"]["triggerExecution"] / 1000 for each in done] or [0.0]
-        rates = [each["numInputRows"] / seconds for each, seconds in zip(done[1:], took[1:], strict=True)]
-        rate = statistics.median(rates or [0.0])
-        return SparkRun("stream", side.name, partitions, turn, rows, rate, took[0], cpu, load, fault)
+        return done, cpu, load, fault
 
     def _timed(self, job: Callable[[], None], rows: int) -> tuple[float, float, float]:
         """Run a job: seconds, microseconds of CPU time a row, and the load at the end."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from streams.errors import BrokerUnavailable, ConfigError, StreamsError, TopicError, TransactionFailed
 from streams.kafka.permissions import Right, denied, is_denial
@@ -15,7 +17,10 @@ from streams.spark.options import KafkaSettings, TokenCallback
 TIMEOUT_SECONDS = 30.0
 ASK_SECONDS = 10.0
 """What one request to the cluster may take, before it is made again."""
+_UNKNOWN_SECONDS, _PAUSE_SECONDS = 5.0, 0.2
+"""How long a topic may be unknown before it counts as missing, and the pause between two requests."""
 
+_FoundT = TypeVar("_FoundT")
 _ADMINS: dict[tuple[tuple[str, str], ...], TopicAdmin] = {}
 
 
@@ -64,6 +69,22 @@ def settings_of(kafka: KafkaSettings) -> ClientSettings:
         callback.function()  # within a login, an error of the import would look like one of the login
     overrides = {name: value for name, value in kafka.items() if name not in RESERVED}
     return ClientSettings(kafka["bootstrap.servers"], overrides, client_id=kafka.get("client.id", "kes-spark"))
+
+
+def existing(topic: str, kafka: KafkaSettings, ask: Callable[[], _FoundT | None]) -> _FoundT:
+    """Return what ``ask`` finds of a topic. Raises ``TopicError`` when it finds nothing for 5 s."""
+    begun = time.monotonic()
+    # A topic is made when the controller has it. Each broker learns of it later, and a busy one much later.
+    while (found := ask()) is None:
+        if time.monotonic() - begun > _UNKNOWN_SECONDS:
+            raise no_such_topic(topic, kafka)
+        time.sleep(_PAUSE_SECONDS)
+    return found
+
+
+def identity_of(topic: str, kafka: KafkaSettings) -> tuple[str, int]:
+    """Return the id of a topic and its number of partitions. Raises ``TopicError``, see ``existing``."""
+    return existing(topic, kafka, lambda: topic_admin(kafka).identity(topic, TIMEOUT_SECONDS))
 
 
 def no_such_topic(topic: str, kafka: KafkaSettings) -> TopicError:

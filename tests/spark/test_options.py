@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from streams.errors import ConfigError
+from streams.errors import ConfigError, TopicError
+from streams.spark import kafka
 from streams.spark.kafka import settings_of
 from streams.spark.options import TokenCallback, addressed, agreed, checked, kafka_settings
 from streams.spark.reading.read_options import Edge, ReadOptions, TopicChoice, read_options
@@ -331,3 +332,15 @@ def test_a_worker_that_cannot_import_the_callback() -> None:
     kafka = {"bootstrap.servers": "b:1", **TOKEN, "oauth_cb": TokenCallback("nowhere.at_all:alice")}
     with pytest.raises(ConfigError, match=r"Spark's driver and its workers can import, not 'nowhere\.at_all:alice'"):
         settings_of(kafka)
+
+
+def test_a_topic_that_was_just_made_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"bootstrap.servers": "b:1"}
+    now = [0.0]
+    monkeypatch.setattr(kafka.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(kafka.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    answers = iter([None, None, 3])
+    assert kafka.existing("t", settings, lambda: next(answers)) == 3
+    with pytest.raises(TopicError, match="topic 't' does not exist at b:1"):
+        kafka.existing("t", settings, lambda: None)
+    assert 5.0 < now[0] < 6.0

@@ -6,7 +6,6 @@ Partitions are those that Kafka's Java clients choose (``sak.murmur2``), for a w
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from streams.errors import TopicError
 from streams.sak.murmur2 import murmur2
-from streams.spark.kafka import TIMEOUT_SECONDS, no_such_topic, topic_admin
+from streams.spark.kafka import TIMEOUT_SECONDS, identity_of, topic_admin
 from streams.spark.options import KafkaSettings
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -22,7 +21,6 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 MOST_BATCH_BYTES: Final = 1_000_000
 """Of a batch before it is compressed, unless ``kafka.batch.size`` says otherwise; a topic may take less."""
 _LONG_KEY: Final = 512
-_UNKNOWN_SECONDS: Final = 5.0
 _SEED, _M = np.uint32(0x9747B28C), np.uint32(0x5BD1E995)
 
 
@@ -40,18 +38,13 @@ def topic_shapes(kafka: KafkaSettings) -> Callable[[str], TopicShape]:
 
 
 def _shape(kafka: KafkaSettings, topic: str) -> TopicShape:
-    admin = topic_admin(kafka)
-    begun = time.monotonic()
-    while (found := admin.identity(topic, TIMEOUT_SECONDS)) is None:  # a topic just made is not known everywhere
-        if time.monotonic() - begun > _UNKNOWN_SECONDS:
-            raise no_such_topic(topic, kafka)
-        time.sleep(0.2)
+    _, partitions = identity_of(topic, kafka)
     try:
-        described = admin.describe([topic], TIMEOUT_SECONDS)[topic]
+        described = topic_admin(kafka).describe([topic], TIMEOUT_SECONDS)[topic]
         most = None if described is None else int(described.configs["max.message.bytes"])
     except TopicError:  # without the right to see the topic's settings: the broker says when a batch is too large
         most = None
-    return TopicShape(found[1], most)
+    return TopicShape(partitions, most)
 
 
 def key_hashes(starts: Numbers, lengths: Numbers, data: Numbers) -> Numbers:

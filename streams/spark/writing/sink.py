@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from streams.errors import ConfigError, StreamsError
 from streams.spark.columns import check_columns
-from streams.spark.kafka import TIMEOUT_SECONDS, no_such_topic, topic_admin
+from streams.spark.kafka import identity_of
 from streams.spark.writing.batch_encoding import BatchEncoder
 from streams.spark.writing.folders import StagingFolder, staging_folder
 from streams.spark.writing.marker_log import MarkerLog
@@ -253,13 +253,7 @@ class MicroBatchWriter(DataSourceArrowWriter):
 
 def _ids_of(topics: Iterable[str], target: WriteTarget) -> dict[str, str]:
     """Return the ids that topics have now. Raises ``TopicError`` for one that is gone."""
-    found = {}
-    for topic in topics:
-        identity = topic_admin(target.kafka).identity(topic, TIMEOUT_SECONDS)
-        if identity is None:
-            raise no_such_topic(topic, target.kafka)
-        found[topic] = identity[0]
-    return found
+    return {topic: identity_of(topic, target.kafka)[0] for topic in topics}
 
 
 def _encoder(options: SinkOptions, doing: str) -> BatchEncoder:

@@ -23,7 +23,7 @@ from streams.kafka.permissions import Right, is_denial, on_group, on_topic, on_t
 from streams.kafka.wire.answers import PRODUCE, Meaning
 from streams.kafka.wire.codes import Code
 from streams.kafka.writing.made_batch import MadeBatch
-from streams.spark.kafka import TIMEOUT_SECONDS, code_of, no_such_topic, topic_admin, translated
+from streams.spark.kafka import TIMEOUT_SECONDS, code_of, existing, identity_of, no_such_topic, topic_admin, translated
 from streams.spark.options import KafkaSettings
 from streams.spark.writing.marker_log import MarkerLog
 from streams.spark.writing.markers import SinkRequest, Stored, Written
@@ -118,8 +118,7 @@ def _fenced(target: WriteTarget, doing: object, size: int) -> Iterator[BatchForw
     with forwarding.BatchForwarder(settings, target.identity, _seconds(target.kafka, size)) as forwarder:
         try:
             forwarder.init_transactions(TIMEOUT_SECONDS * 2)
-            if forwarder.partitions(target.marker_topic) is None:
-                raise no_such_topic(target.marker_topic, target.kafka)
+            existing(target.marker_topic, target.kafka, lambda: forwarder.partitions(target.marker_topic))
         except TransactionFailed as error:
             needed = on_transactional_id("Write", target.identity), on_topic("Describe", target.marker_topic)
             raise translated(error, f"init_transactions for {doing}", target.kafka, needed) from error
@@ -174,11 +173,10 @@ def read_marker(target: WriteTarget, doing: object, *, needs_topic: bool = False
     """The marker as it is now. Only a read, which disturbs no writer: a run that is about to commit may not show yet,
     and a killed run's open transaction is passed over (it would be undecided until its timeout). ``needs_topic``: raise
     ``TopicError`` where the marker's topic does not exist."""
-    admin = topic_admin(target.kafka)
-    if needs_topic and admin.identity(target.marker_topic, TIMEOUT_SECONDS) is None:
-        raise no_such_topic(target.marker_topic, target.kafka)
+    if needs_topic:
+        identity_of(target.marker_topic, target.kafka)
     try:
-        found = admin.note(target.identity, target.marker_topic, 0, TIMEOUT_SECONDS)
+        found = topic_admin(target.kafka).note(target.identity, target.marker_topic, 0, TIMEOUT_SECONDS)
     except TopicError as refusal:  # for want of a right: a query is not started again by itself then
         raise ConfigError(f"{doing}: reading the marker: {refusal}") from refusal
     return None if found is None else _stored(*found)
