@@ -7,6 +7,7 @@ import pickle
 import re
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -337,8 +338,8 @@ def test_a_worker_that_cannot_import_the_callback() -> None:
 def test_a_topic_that_was_just_made_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"bootstrap.servers": "b:1"}
     now = [0.0]
-    monkeypatch.setattr(kafka.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(kafka.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(kafka, "time", clock)
     answers = iter([None, None, 3])
     assert kafka.existing("t", settings, lambda: next(answers)) == 3
     with pytest.raises(TopicError, match="topic 't' does not exist at b:1"):
